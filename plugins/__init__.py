@@ -1,0 +1,1 @@
+"""First-party methods, one file each."""

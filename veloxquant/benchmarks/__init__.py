@@ -1,0 +1,1 @@
+"""Measured records: the benchmark directory, its index, and the watch on it."""

@@ -1,0 +1,1 @@
+"""veloxquantctl: one file a command, no logic that the library lacks."""

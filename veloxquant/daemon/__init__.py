@@ -1,0 +1,1 @@
+"""The long-running planner: the only place with threads, signals and locks."""

@@ -1,0 +1,1 @@
+"""This machine: sources read, chips parsed, one HardwareProfile out. Never raises."""

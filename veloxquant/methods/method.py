@@ -1,0 +1,108 @@
+"""What a method author subclasses: a planning half in plain Python, a building half that may use MLX.
+
+The planning half is called by a long-running daemon: it must not import mlx, do I/O or keep state. The building half
+(`build`) is called in the trace worker and in the inference process, and imports MLX inside the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from veloxquant.errors import MethodRefused
+from veloxquant.profiles.model import CachePart
+
+Param = int | float | str | bool
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """A method with one set of parameters. `label` is unique over all methods and names it in records and plans."""
+
+    method: str
+    label: str
+    params: Mapping[str, Param] = {}
+
+
+class QualityPrior(msgspec.Struct, frozen=True, kw_only=True):
+    """The author's own figure for a variant: mean KL in nats a token against the 16-bit cache, and where it is from."""
+
+    kl_mean: float
+    low: float
+    high: float
+    source: str
+    perplexity_delta: float | None = None
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What `build` is told about the layer it builds a cache for."""
+
+    index: int
+    part: CachePart
+
+
+class Method:
+    """A way to keep K and V. Subclass, set the class attributes, override what differs.
+
+    Bits are stored bits for each number, scales and zero points included, so that
+    bytes of one slot of one sequence = heads x (key_bits x key_width + value_bits x value_width) / 8.
+    """
+
+    name: str = ""
+    version: str = "1"
+    summary: str = ""
+    paper: str = ""
+    """arXiv id or address; empty for an engine's own format."""
+    batchable: bool = False
+    """Its caches can be merged into one batch and stay packed."""
+    trimmable: bool = True
+    drops_tokens: bool = False
+    fused_attention: bool = False
+    """Attention over its caches materializes no score matrix."""
+
+    def variants(self) -> Sequence[Variant]:
+        """Every parameter set worth planning with; called once at load."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement variants()")
+
+    def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
+        """Why this growing part cannot be kept under the variant: (reason code of the protocol, sentence), or None.
+
+        Reason codes an author uses: "width_not_divisible", "not_supported_by_engine".
+        """
+        return None
+
+    def key_bits(self, variant: Variant, part: CachePart) -> float:
+        """Stored bits for one key number, scales included."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement key_bits()")
+
+    def value_bits(self, variant: Variant, part: CachePart) -> float:
+        """Stored bits for one value number, scales included."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement value_bits()")
+
+    def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
+        """Bytes of one sequence that do not grow with length (sinks, recent window, codebooks)."""
+        return 0
+
+    def slot_step(self, variant: Variant, part: CachePart) -> int:
+        """Slots the buffers grow by; 1 for a cache without slack. Growth follows the engine's rule (docs/engine.md)."""
+        return part.step
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """What the author claims about quality, with a source."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement quality_prior()")
+
+    def unpack_cost(self, variant: Variant) -> float:
+        """Extra decode time for each stored number in picoseconds on the planned GPU; 0 when native kernels read it."""
+        return 0.0
+
+    def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
+        """The stock engine's own flags for this variant (kv_bits, ...), None where it cannot express it."""
+        return None
+
+    def build(self, layer: LayerSpec, variant: Variant) -> Any:
+        """A fresh servable cache for one layer: what mlx-lm's model code takes in place of its KVCache.
+
+        Raises MethodRefused before any token is processed when the layer cannot be served.
+        """
+        raise MethodRefused(f"{self.name} builds no servable cache", hint="choose another method")

@@ -1,0 +1,1 @@
+"""Pure planning: request and snapshot in, plan out. No I/O, no clock."""

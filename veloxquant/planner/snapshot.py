@@ -1,0 +1,62 @@
+"""Everything a plan may look at besides its request, frozen. A change builds a new one with a higher generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
+    from veloxquant.methods.method import Method, Variant
+    from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+
+
+class Records(Protocol):
+    """The measured records a plan may use (`benchmarks.records.RecordSet` is one)."""
+
+    def matches(
+        self, label: str, model: ModelProfile, workload: WorkloadProfile, hardware: HardwareProfile
+    ) -> Sequence[tuple[float, BenchmarkRecord]]:
+        """Records of this variant label that clear the threshold, best first, each with its match score 0..1."""
+        ...
+
+
+class NoRecords:
+    """Nothing was measured."""
+
+    def matches(
+        self, label: str, model: ModelProfile, workload: WorkloadProfile, hardware: HardwareProfile
+    ) -> Sequence[tuple[float, BenchmarkRecord]]:
+        """Nothing."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One variant on offer, with the method object that answers for it."""
+
+    method: Method
+    variant: Variant
+
+
+@dataclass(frozen=True)
+class QuarantinedMethod:
+    """A method that is known by name but fenced off, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the planner knows. `reserve_bytes` is kept free for activations and the runtime."""
+
+    hardware: HardwareProfile
+    offers: tuple[Offer, ...]
+    records: Records = field(default_factory=NoRecords)
+    quarantined: tuple[QuarantinedMethod, ...] = ()
+    reserve_bytes: int = 512 * 2**20
+    generation: int = 0
+    source: str = "local"

@@ -1,0 +1,16 @@
+"""The three things a plan is about, as frozen values: machine, model, workload. No I/O, no clock."""
+
+from veloxquant.profiles.hardware import HardwareProfile
+from veloxquant.profiles.model import CacheLayer, CachePart, KeptLayer, ModelProfile, Probe
+from veloxquant.profiles.workload import OBJECTIVES, WorkloadProfile
+
+__all__ = [
+    "OBJECTIVES",
+    "CacheLayer",
+    "CachePart",
+    "HardwareProfile",
+    "KeptLayer",
+    "ModelProfile",
+    "Probe",
+    "WorkloadProfile",
+]
