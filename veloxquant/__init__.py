@@ -25,7 +25,7 @@ _HOMES = {
     "apply": "veloxquant.caches.apply",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 -- the table above is the one place names are kept
 
 
 def __getattr__(name: str) -> Any:
