@@ -22,7 +22,7 @@ _HOMES = {
     "Method": "veloxquant.methods",
     "Variant": "veloxquant.methods",
     "hookimpl": "veloxquant.methods",
-    "apply": "veloxquant.caches.apply",
+    "apply": "veloxquant.serve.apply",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 -- the table above is the one place names are kept
