@@ -1,0 +1,39 @@
+"""Every test runs in a home of its own: nothing reads or writes the user's real folders."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_HOME_VARIABLES = {
+    "HOME": "home",
+    "XDG_CACHE_HOME": "cache",
+    "XDG_CONFIG_HOME": "config",
+    "XDG_STATE_HOME": "state",
+    "XDG_RUNTIME_DIR": "run",
+}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A private folder whose path is short enough for a Unix socket (pytest's own is not on macOS)."""
+    folder = Path(tempfile.mkdtemp(prefix="vq", dir="/tmp"))  # noqa: S108 -- short on purpose, 0700 by mkdtemp
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def isolated_home(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point HOME and the XDG folders into a fresh folder, and forget our own environment variables."""
+    for variable, name in _HOME_VARIABLES.items():
+        folder = short_folder / name
+        folder.mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(folder))
+    for variable in ("VELOXQUANT_SOCKET", "VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQUANT_RECORDS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return short_folder
