@@ -1,0 +1,228 @@
+"""The composition root: joins the rooms into one world that can answer, for the daemon and for a client without one.
+
+Reading order of an answer: `open_world`, then `model_source` -> `cached_profile` or `trace_profile` -> `request` ->
+`planner.plan.plan`. The daemon calls the steps apart, because a trace must not block it; `plan` and `fit` run them all.
+mlx_lm is never imported in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from veloxquant import paths
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, default_benchmark_dir
+from veloxquant.errors import EngineUnavailable, MethodNotFound, StoreError
+from veloxquant.hardware.detect import detect
+from veloxquant.hardware.overrides import with_overrides
+from veloxquant.methods import registry
+from veloxquant.models import profile as models_profile
+from veloxquant.models.resolve import ModelSource, resolve
+from veloxquant.planner.fit import fit as fit_purely
+from veloxquant.planner.plan import plan as plan_purely
+from veloxquant.planner.request import PlanRequest
+from veloxquant.planner.snapshot import NoRecords, Offer, QuarantinedMethod, Records, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from veloxquant.config import Config
+    from veloxquant.methods.registry import Loaded
+    from veloxquant.planner.fit import FitTable
+    from veloxquant.planner.result import Plan
+    from veloxquant.profiles import HardwareProfile, ModelProfile
+    from veloxquant.wire.messages import FitParams, PlanParams
+
+ENGINE = "mlx-lm"
+FACTORY = "veloxquant.methods.worker:load"
+"""What the trace worker calls to build method caches; a dotted name, so that models need not import methods."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything an answer depends on besides the request. A change builds a new one."""
+
+    config: Config
+    snapshot: Snapshot
+    loaded: Loaded
+
+
+def open_world(
+    config: Config,
+    *,
+    generation: int = 0,
+    source: str = "local",
+    hardware: HardwareProfile | None = None,
+    records: Records | None = None,
+    loaded: Loaded | None = None,
+) -> World:
+    """Load plugins, look at the machine and read the records, except for what is given.
+
+    Never raises for a bad plugin (quarantined), unknown hardware (None fields) or unreadable records (none are used,
+    and the log says why): planning goes on with less.
+    """
+    loaded = registry.load() if loaded is None else loaded
+    disabled = frozenset(config.methods.disabled)
+    fenced = [QuarantinedMethod(q.name, q.reason) for q in loaded.quarantined]
+    off = [QuarantinedMethod(m.name, "disabled in the configuration") for m in loaded.methods if m.name in disabled]
+    snapshot = Snapshot(
+        hardware=detect() if hardware is None else hardware,
+        offers=tuple(Offer(method, variant) for method, variant in loaded.variants if method.name not in disabled),
+        records=read_records(config) if records is None else records,
+        quarantined=tuple(fenced + off),
+        reserve_bytes=config.planner.reserve_bytes,
+        generation=generation,
+        source=source,
+    )
+    return World(config=config, snapshot=snapshot, loaded=loaded)
+
+
+def records_directory(config: Config) -> Path:
+    """The benchmark directory the configuration names, else the default one."""
+    chosen = config.records.directory
+    return Path(chosen).expanduser() if chosen else default_benchmark_dir()
+
+
+def read_records(config: Config) -> Records:
+    """The records of the configured directory, frozen; none when the directory cannot be read."""
+    try:
+        return BenchmarkDatabase(records_directory(config)).record_set(config.planner.match_threshold)
+    except StoreError as error:
+        _log.warning("planning without records: %s", error.message)
+        return NoRecords()
+
+
+def trace_directory(config: Config) -> Path:
+    """Where traced model profiles are kept."""
+    chosen = config.trace.cache_directory
+    return Path(chosen).expanduser() if chosen else paths.cache_dir() / "traces"
+
+
+def model_source(params: PlanParams | FitParams, world: World) -> ModelSource:  # noqa: ARG001 -- a step like the others
+    """Find the model a request names: a folder, an id in the local hub cache, or an inline config. Never the network.
+
+    Raises ModelNotFound, ModelConfigInvalid, InvalidParams.
+    """
+    model = params.model
+    return resolve(
+        path=model.path,
+        model_id=model.id,
+        config=model.config,
+        config_model_id=model.model_id,
+        weights_bytes=model.weights_bytes,
+    )
+
+
+def cached_profile(source: ModelSource, world: World) -> ModelProfile | None:
+    """The profile of an earlier trace under this engine and these methods, None when there is none. A file read."""
+    return models_profile.cached(
+        source,
+        probes=world.loaded.probes(),
+        fingerprint=world.loaded.fingerprint,
+        cache_dir=trace_directory(world.config),
+    )
+
+
+def trace_profile(source: ModelSource, world: World) -> ModelProfile:
+    """Trace the model in a worker process: seconds, blocking, bounded by the configured time and memory.
+
+    Raises ModelConfigInvalid, ModelNotSupported, EngineUnavailable.
+    """
+    trace = world.config.trace
+    return models_profile.profile(
+        source,
+        probes=world.loaded.probes(),
+        factory=FACTORY,
+        fingerprint=world.loaded.fingerprint,
+        cache_dir=trace_directory(world.config),
+        timeout_s=trace.timeout_s,
+        memory_limit_bytes=trace.memory_limit_bytes,
+    )
+
+
+def request(params: PlanParams | FitParams, profile: ModelProfile, world: World) -> PlanRequest:
+    """The resolved request: overrides applied to the machine, engine and method names checked.
+
+    Raises EngineUnavailable, MethodNotFound, InvalidParams.
+    """
+    overrides = _given(params.hardware)
+    return PlanRequest(
+        model=profile,
+        workload=params.workload,
+        hardware=with_overrides(world.snapshot.hardware, overrides) if overrides else None,
+        engine_version=_engine_version(params.engine, profile),
+        memory_budget_bytes=params.memory_budget_bytes,
+        methods=_method_names(params.methods, world),
+    )
+
+
+def plan(params: PlanParams, world: World) -> Plan:
+    """One answer from start to end in this process. Raises what `model_source`, `trace_profile`, `request` raise."""
+    return plan_purely(_resolved(params, world), world.snapshot)
+
+
+def fit(params: FitParams, world: World) -> FitTable:
+    """The largest context per variant at 1, 2, 4 and 8 slots. Raises what `plan` raises."""
+    return fit_purely(_resolved(params, world), world.snapshot)
+
+
+def _resolved(params: PlanParams | FitParams, world: World) -> PlanRequest:
+    source = model_source(params, world)
+    return request(params, cached_profile(source, world) or trace_profile(source, world), world)
+
+
+def _given(overrides: Any) -> Mapping[str, Any]:
+    """The overrides that were really given, as the plain mapping `with_overrides` takes."""
+    plain = msgspec.to_builtins(overrides) if overrides is not None else {}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _engine_version(engine: Any, profile: ModelProfile) -> str | None:
+    """The engine version to plan for: the installed one, which is the only one that could be asked."""
+    wanted = _given(engine)
+    if not wanted:
+        return profile.engine_version
+    installed = models_profile.engine_version()
+    here = f"{ENGINE} {installed}" if installed else f"no {ENGINE}"
+    if wanted.get("name", ENGINE) != ENGINE:
+        raise EngineUnavailable(
+            f"engine {wanted['name']!r} was asked for; plans are made for {ENGINE}, and {here} is installed",
+            hint=f"ask for {ENGINE}, or leave engine out",
+            field="engine.name",
+        )
+    if installed is None or wanted.get("version", installed) != installed:
+        version = wanted.get("version") or ""
+        raise EngineUnavailable(
+            f"{ENGINE} {version}".rstrip() + f" was asked for and {here} is installed: caches are traced, not guessed",
+            hint=f"install {ENGINE}{'==' if version else ''}{version} where the planner runs, or leave engine out",
+            field="engine.version",
+        )
+    return installed
+
+
+def _method_names(names: Sequence[str] | None, world: World) -> tuple[str, ...] | None:
+    """Names that exist, ready or fenced; the planner reports a fenced one with its reason."""
+    if names is None:
+        return None
+    known = {m.name for m in world.loaded.methods} | {q.name for q in world.snapshot.quarantined}
+    for name in names:
+        if name not in known:
+            raise _no_such_method(name, sorted(known))
+    return tuple(names)
+
+
+def _no_such_method(name: str, known: Sequence[str]) -> MethodNotFound:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=2)
+    return MethodNotFound(
+        f"no method is named {name!r}",
+        hint=f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known) or 'none'}",
+        field="methods",
+    )
