@@ -1,1 +1,1 @@
-"""Bytes to typed values and back. Total: any bytes give a value or a typed error."""
+"""Bytes to typed values and back: frames, messages, error codes. Total: any bytes give a value or a typed error."""
