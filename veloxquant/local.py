@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from veloxquant import paths
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, default_benchmark_dir
@@ -28,16 +26,15 @@ from veloxquant.planner.request import PlanRequest
 from veloxquant.planner.snapshot import NoRecords, Offer, QuarantinedMethod, Records, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from veloxquant.config import Config
     from veloxquant.methods.registry import Loaded
     from veloxquant.planner.fit import FitTable
     from veloxquant.planner.result import Plan
     from veloxquant.profiles import HardwareProfile, ModelProfile
-    from veloxquant.wire.messages import FitParams, PlanParams
+    from veloxquant.wire.messages import EngineParams, FitParams, PlanParams
 
-ENGINE = "mlx-lm"
 FACTORY = "veloxquant.methods.worker:load"
 """What the trace worker calls to build method caches; a dotted name, so that models need not import methods."""
 
@@ -151,10 +148,10 @@ def request(params: PlanParams | FitParams, profile: ModelProfile, world: World)
 
     Raises EngineUnavailable, MethodNotFound, InvalidParams.
     """
-    overrides = _given(params.hardware)
+    overrides = params.hardware.given() if params.hardware is not None else {}
     return PlanRequest(
         model=profile,
-        workload=params.workload,
+        workload=params.workload_profile,
         hardware=with_overrides(world.snapshot.hardware, overrides) if overrides else None,
         engine_version=_engine_version(params.engine, profile),
         memory_budget_bytes=params.memory_budget_bytes,
@@ -177,30 +174,17 @@ def _resolved(params: PlanParams | FitParams, world: World) -> PlanRequest:
     return request(params, cached_profile(source, world) or trace_profile(source, world), world)
 
 
-def _given(overrides: Any) -> Mapping[str, Any]:
-    """The overrides that were really given, as the plain mapping `with_overrides` takes."""
-    plain = msgspec.to_builtins(overrides) if overrides is not None else {}
-    return {name: value for name, value in plain.items() if value is not None}
-
-
-def _engine_version(engine: Any, profile: ModelProfile) -> str | None:
+def _engine_version(engine: EngineParams | None, profile: ModelProfile) -> str | None:
     """The engine version to plan for: the installed one, which is the only one that could be asked."""
-    wanted = _given(engine)
-    if not wanted:
+    if engine is None:
         return profile.engine_version
     installed = models_profile.engine_version()
-    here = f"{ENGINE} {installed}" if installed else f"no {ENGINE}"
-    if wanted.get("name", ENGINE) != ENGINE:
+    if installed is None or (engine.version or installed) != installed:
+        wanted = f"{engine.name} {engine.version or ''}".rstrip()
+        here = f"{engine.name} {installed}" if installed else f"no {engine.name}"
         raise EngineUnavailable(
-            f"engine {wanted['name']!r} was asked for; plans are made for {ENGINE}, and {here} is installed",
-            hint=f"ask for {ENGINE}, or leave engine out",
-            field="engine.name",
-        )
-    if installed is None or wanted.get("version", installed) != installed:
-        version = wanted.get("version") or ""
-        raise EngineUnavailable(
-            f"{ENGINE} {version}".rstrip() + f" was asked for and {here} is installed: caches are traced, not guessed",
-            hint=f"install {ENGINE}{'==' if version else ''}{version} where the planner runs, or leave engine out",
+            f"{wanted} was asked for and {here} is installed: caches are traced, not guessed",
+            hint=f"pip install {wanted.replace(' ', '==')} where the planner runs, or leave engine out",
             field="engine.version",
         )
     return installed
