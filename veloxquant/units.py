@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from veloxquant.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_WHOLE = 2**53
 """The largest whole number that every JSON reader keeps exactly; no machine has 8 PiB and no model 2**53 tokens."""

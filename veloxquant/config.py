@@ -1,0 +1,326 @@
+"""The configuration: TOML in, one frozen Config out. Defaults < file < environment < flags.
+
+A key is written `section.key`. The file is named by VELOXQUANT_CONFIG or lies where `paths.config_file` says. In the
+environment a key is VELOXQUANT_SECTION_KEY in capitals (VELOXQUANT_DAEMON_LOG_LEVEL), lists separated by commas;
+VELOXQUANT_SOCKET and VELOXQUANT_RECORDS are short names of `socket.path` and `records.directory`. Sizes may be written
+"512MiB" and times "20s" in any layer. Paths are absolute or start with ~/; a flag's path may be relative to the
+current folder. An empty path means the platform's default.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from veloxquant import paths, units
+from veloxquant.errors import ConfigInvalid, InvalidParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_MAX_FILE_BYTES = 2**20
+_SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([KMGTP]i?)?[Bb]?$"
+_TIME_PATTERN = r"^[0-9]+(\.[0-9]+)? ?(ms|s|m|h|d)?$"
+
+Size = Annotated[int, Meta(ge=0, le=units.MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
+WorkerSize = Annotated[int, Meta(ge=2**28, le=units.MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
+Seconds = Annotated[float, Meta(gt=0, le=86400, extra_json_schema={"pattern": _TIME_PATTERN})]
+PathText = Annotated[str, Meta(pattern=r"^($|/|~/)", max_length=4096)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Connections = Annotated[int, Meta(ge=1, le=65536)]
+Names = tuple[Annotated[str, Meta(min_length=1)], ...]
+
+
+class Socket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the daemon listens; an empty path means the platform's default."""
+
+    path: PathText = ""
+
+
+class Planner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The reserve stays free for activations and the runtime; a record below the threshold (0..1) does not count."""
+
+    reserve_bytes: Size = 512 * 2**20
+    match_threshold: Share = 0.6
+
+
+class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The benchmark directory, and whether the daemon watches it."""
+
+    directory: PathText = ""
+    watch: bool = True
+
+
+class Methods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names of methods that are never offered."""
+
+    disabled: Names = ()
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of the worker process that traces a model, and where its results are kept."""
+
+    timeout_s: Seconds = 20.0
+    memory_limit_bytes: WorkerSize = 2 * 2**30
+    cache_directory: PathText = ""
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The process: how many clients, what it logs, how long it waits for open requests at its end."""
+
+    max_connections: Connections = 2048
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_file: PathText = ""
+    drain_s: Seconds = 2.0
+    idle_timeout_s: Seconds = 600.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting, with its default."""
+
+    socket: Socket = Socket()
+    planner: Planner = Planner()
+    records: Records = Records()
+    methods: Methods = Methods()
+    trace: Trace = Trace()
+    daemon: Daemon = Daemon()
+
+
+_SIZES = (Size, WorkerSize)
+_SECTIONS = get_type_hints(Config)
+_LEAVES: dict[str, Any] = {
+    f"{section}.{key}": kind
+    for section, struct in _SECTIONS.items()
+    for key, kind in get_type_hints(struct, include_extras=True).items()
+}
+_SHORT_NAMES = {"VELOXQUANT_SOCKET": "socket.path", "VELOXQUANT_RECORDS": "records.directory"}
+_OTHER_VARIABLES = frozenset({"VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQUANT_TRACE_HOOKS", "VELOXQUANT_PAGER"})
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Any] | None = None,
+) -> Config:
+    """Read all layers. `path` None means VELOXQUANT_CONFIG or the default file, which may be absent.
+
+    `flags` maps dotted keys to values; None means not given. Raises ConfigInvalid naming the key or the line.
+    """
+    values: dict[str, Any] = {}
+    for key, origin, value in (*_file_layer(path, env), *_env_layer(env), *_flag_layer(flags or {})):
+        values[key] = _leaf(key, origin, value, env)
+    sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        sections[section][name] = value
+    return Config(**{section: struct(**sections[section]) for section, struct in _SECTIONS.items()})
+
+
+def dump(config: Config) -> str:
+    """TOML that `load` reads back to an equal Config."""
+    import tomli_w
+
+    return tomli_w.dumps(msgspec.to_builtins(config))
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the file: msgspec's own, with sizes and times also as text, as `load` takes them."""
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(Config)))
+    made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    made["title"] = "veloxquant configuration"
+    for key, kind in _LEAVES.items():
+        section, _, name = key.partition(".")
+        if kind in (*_SIZES, Seconds):
+            leaf = made["$defs"][_SECTIONS[section].__name__]["properties"][name]
+            leaf["type"] = [leaf["type"], "string"]
+    return made
+
+
+def keys() -> tuple[str, ...]:
+    """Every dotted key, in the order of the file."""
+    return tuple(_LEAVES)
+
+
+def variable(key: str) -> str:
+    """The environment variable of a dotted key: "daemon.log_level" is VELOXQUANT_DAEMON_LOG_LEVEL."""
+    return f"VELOXQUANT_{key.replace('.', '_').upper()}"
+
+
+def socket_of(config: Config, env: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
+    """The socket of a loaded configuration, in which file, environment and flags are already folded.
+
+    Raises SocketRefused as `paths.socket_path` does.
+    """
+    return paths.socket_path(config.socket.path, {k: v for k, v in env.items() if k != "VELOXQUANT_SOCKET"}, platform)
+
+
+def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    """(key, origin, value) of every key in the file."""
+    named = path is not None or bool(env.get("VELOXQUANT_CONFIG"))
+    place = Path(path) if path is not None else paths.config_file(env)
+    text = _read_private(place, required=named)
+    if text is None:
+        return
+    for section, entries in _parse(text, place).items():
+        if section not in _SECTIONS:
+            _unknown(section, str(place), _SECTIONS)
+        if not isinstance(entries, dict):
+            raise ConfigInvalid(
+                f"{section} in {place} is {entries!r}, which is no section",
+                hint=f"write [{section}] on a line of its own and its keys below",
+                field=section,
+            )
+        for key, value in entries.items():
+            if f"{section}.{key}" not in _LEAVES:
+                _unknown(f"{section}.{key}", str(place), _LEAVES)
+            yield f"{section}.{key}", str(place), value
+
+
+def _env_layer(env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    """(key, origin, value) of every variable of ours; the short names come last and win. Empty means not given."""
+    known = {variable(key): key for key in _LEAVES}
+    ours = sorted(name for name in env if name.startswith("VELOXQUANT_") and env[name])
+    for name in ours:
+        section = name.removeprefix("VELOXQUANT_").partition("_")[0].lower()
+        if name in known:
+            yield known[name], name, _from_text(known[name], env[name])
+        elif section in _SECTIONS and name not in _SHORT_NAMES and name not in _OTHER_VARIABLES:
+            _unknown(name, "the environment", known)
+    for name, key in _SHORT_NAMES.items():
+        if env.get(name):
+            yield key, name, env[name]
+
+
+def _flag_layer(flags: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for key, value in flags.items():
+        if key not in _LEAVES:
+            _unknown(key, "the command line", _LEAVES)
+        if value is None:
+            continue
+        if _LEAVES[key] == PathText and isinstance(value, (str, Path)) and not str(value).startswith("~/"):
+            yield key, "the command line", str(Path(value).absolute()) if str(value) else ""
+        else:
+            yield key, "the command line", _from_text(key, value) if isinstance(value, str) else value
+
+
+def _from_text(key: str, text: str) -> Any:
+    """Text of a variable or a flag as the key's own type; what does not read stays text and is refused later."""
+    kind = _LEAVES[key]
+    if kind == Names:
+        return [name.strip() for name in text.split(",") if name.strip()]
+    if kind is bool:
+        return _BOOLEANS.get(text.strip().lower(), text)
+    if kind == Connections and text.strip().isascii() and text.strip().isdigit():
+        return int(text) if len(text) < 20 else text  # noqa: PLR2004 -- beyond any bound, and int() has a limit of its own
+    if kind == Share:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
+    """One checked value. Raises ConfigInvalid."""
+    kind = _LEAVES[key]
+    try:
+        if kind in _SIZES and isinstance(value, str):
+            value = units.parse_size(value)
+        elif kind == Seconds and isinstance(value, str):
+            value = units.parse_seconds(value)
+        made = msgspec.convert(value, kind)
+    except InvalidParams as error:
+        _refuse(key, origin, f"{error.message}", error.hint)
+    except msgspec.ValidationError as error:
+        _refuse(key, origin, f"{_shown(value)} does not do: {_reason(error)}", _expected(key))
+    return str(paths.home(env) / made[2:]) if kind == PathText and made.startswith("~/") else made
+
+
+def _read_private(place: Path, *, required: bool) -> bytes | None:
+    """The file's bytes, None when it is absent and need not exist. Refused unless only we (or root) can write it."""
+    try:
+        # Non-blocking, so that a pipe at this path cannot hang the daemon's start.
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if not required:
+            return None
+        _refuse_file(place, "does not exist", "create it, or leave VELOXQUANT_CONFIG and --config out")
+    except (OSError, ValueError) as error:
+        _refuse_file(place, f"cannot be read: {error}", f"make it readable: chmod u+r '{place}'")
+    try:
+        _check_private(place, os.fstat(descriptor))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _check_private(place: Path, facts: os.stat_result) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        _refuse_file(place, "is not a file", "name a TOML file")
+    if facts.st_uid not in (os.geteuid(), 0):
+        _refuse_file(place, f"belongs to user id {facts.st_uid}, not to you", f"use a copy of your own: '{place}'")
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _refuse_file(place, "can be written by others", f"chmod go-w '{place}'")
+    if facts.st_size > _MAX_FILE_BYTES:
+        _refuse_file(place, f"holds {facts.st_size} bytes, at most {_MAX_FILE_BYTES} are read", "name a TOML file")
+
+
+def _parse(data: bytes, place: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        _refuse_file(place, f"is not UTF-8 (byte {error.start})", "save it as UTF-8")
+    except tomllib.TOMLDecodeError as error:
+        _refuse_file(place, f"is broken TOML: {error}", "mend the line named; text values need quotes")
+    except RecursionError:
+        _refuse_file(place, "is nested too deeply", "no key takes nested values")
+
+
+def _unknown(name: str, origin: str, known: Mapping[str, Any]) -> NoReturn:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    raise ConfigInvalid(f"{name} in {origin} is not known", hint=hint, field=name)
+
+
+def _refuse(key: str, origin: str, reason: str, hint: str) -> NoReturn:
+    raise ConfigInvalid(f"{key} from {origin}: {reason}", hint=hint, field=key)
+
+
+def _refuse_file(place: Path, reason: str, hint: str) -> NoReturn:
+    raise ConfigInvalid(f"the configuration file {place} {reason}", hint=hint, field="config")
+
+
+def _reason(error: msgspec.ValidationError) -> str:
+    return str(error).partition(" - at `$")[0].replace("`", "")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 -- one line of text
+
+
+def _expected(key: str) -> str:
+    """What the key takes, in words, with its default."""
+    section, _, name = key.partition(".")
+    default = getattr(_SECTIONS[section](), name)
+    kind = _LEAVES[key]
+    if kind == PathText:
+        return f'{key} is an absolute path or one that starts with ~/; leave it "" for the default'
+    if kind == Names:
+        return f"{key} is a list of names; the default is none"
+    if kind in _SIZES:
+        return f'{key} is a size such as "512MiB"; the default is "{units.format_size(default)}"'
+    if kind == Seconds:
+        return f'{key} is a time up to a day, such as 20 or "500ms"; the default is {default:g}'
+    return f"the default of {key} is {msgspec.json.encode(default).decode()}"
