@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from veloxquant import paths
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, default_benchmark_dir
-from veloxquant.errors import EngineUnavailable, MethodNotFound, StoreError
+from veloxquant.errors import EngineUnavailable, StoreError
 from veloxquant.hardware.detect import detect
 from veloxquant.hardware.overrides import with_overrides
 from veloxquant.methods import registry
@@ -24,6 +24,7 @@ from veloxquant.planner.fit import fit as fit_purely
 from veloxquant.planner.plan import plan as plan_purely
 from veloxquant.planner.request import PlanRequest
 from veloxquant.planner.snapshot import NoRecords, Offer, QuarantinedMethod, Records, Snapshot
+from veloxquant.views import known_names, no_such_method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,19 +195,8 @@ def _method_names(names: Sequence[str] | None, world: World) -> tuple[str, ...] 
     """Names that exist, ready or fenced; the planner reports a fenced one with its reason."""
     if names is None:
         return None
-    known = {m.name for m in world.loaded.methods} | {q.name for q in world.snapshot.quarantined}
+    known = known_names(world)
     for name in names:
         if name not in known:
-            raise _no_such_method(name, sorted(known))
+            raise no_such_method(name, world, field="methods")
     return tuple(names)
-
-
-def _no_such_method(name: str, known: Sequence[str]) -> MethodNotFound:
-    import difflib
-
-    close = difflib.get_close_matches(name, known, n=2)
-    return MethodNotFound(
-        f"no method is named {name!r}",
-        hint=f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known) or 'none'}",
-        field="methods",
-    )

@@ -1,0 +1,309 @@
+"""Frames to the daemon and back over its socket, whatever the daemon does, within a deadline.
+
+Blocking sockets only. A pool of idle connections makes one transport usable from many threads without a lock: a thread
+takes a connection or opens one, and gives it back after a clean exchange. All deadlines are `time.monotonic()` values.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from veloxquant.errors import NotAnswering, NotRunning, SocketRefused
+from veloxquant.wire.frames import ANSWER_LIMIT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIRST_PAUSE_S = 0.010
+LAST_PAUSE_S = 0.160
+ATTEMPTS = 5
+"""Pauses of 10, 20, 40, 80 and 160 ms bridge a daemon's restart and a full backlog."""
+MAX_IDLE = 8
+PATIENCE_S = 2.0
+"""Silence after which the daemon is asked, on a second connection, whether it is alive."""
+_PING = b'{"jsonrpc":"2.0","id":0,"method":"ping"}\n'
+_ABSENT = (errno.ENOENT, errno.ECONNREFUSED)
+
+
+class Transport(Protocol):
+    """What a Client needs: one frame for one frame, or one frame for a stream of them."""
+
+    def exchange(self, frame: bytes, deadline: float) -> bytes:
+        """Send one request line, return its answer line. Raises NotRunning, NotAnswering, SocketRefused."""
+        ...
+
+    def stream(self, frame: bytes, deadline: float) -> Iterator[bytes]:
+        """Send one request line, then yield every line that arrives; the deadline is for the first one."""
+        ...
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        ...
+
+
+class SocketTransport:
+    """The daemon's Unix socket. `wait_s` is how long a missing daemon is waited for, beyond the usual retries."""
+
+    def __init__(self, path: Path, *, wait_s: float = 0.0) -> None:
+        self._path = path
+        self._wait_s = wait_s
+        self._idle: list[_Connection] = []
+        self._owner = os.getpid()
+        self._was_absent = False
+
+    def exchange(self, frame: bytes, deadline: float) -> bytes:
+        """One answer line, over a kept connection where there is one; a broken connection is replaced once."""
+        try:
+            return self._once(frame, deadline)
+        except _Broken:
+            # A kept connection dies with a restarted daemon; every request may safely be asked twice.
+            self.close()
+        try:
+            return self._once(frame, deadline)
+        except _Broken as broken:
+            raise NotAnswering(
+                f"the daemon at {self._path} closed the connection without an answer ({broken})",
+                hint="look at the daemon's log, or restart it",
+            ) from None
+
+    def stream(self, frame: bytes, deadline: float) -> Iterator[bytes]:
+        """Lines of a connection of its own, closed when the iterator is."""
+        connection = self._connect(deadline)
+        try:
+            connection.send(frame, deadline)
+            yield connection.line(deadline)
+            while True:
+                yield connection.line(None)
+        except (_Broken, TimeoutError) as error:
+            raise NotAnswering(
+                f"the daemon at {self._path} ended the subscription ({error})", hint="subscribe again"
+            ) from None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Close every idle connection; the transport stays usable."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _once(self, frame: bytes, deadline: float) -> bytes:
+        connection = self._take() or self._connect(deadline)
+        try:
+            connection.send(frame, deadline)
+            answer = self._await(connection, deadline)
+        except TimeoutError:
+            connection.close()
+            raise NotAnswering(
+                f"the daemon at {self._path} did not answer in time",
+                hint="veloxquantctl status shows whether it is alive; a longer timeout helps a slow first trace",
+            ) from None
+        except BaseException:
+            # Whatever interrupted us, an answer may still arrive on this connection and must not meet the next request.
+            connection.close()
+            raise
+        self._give_back(connection)
+        return answer
+
+    def _await(self, connection: _Connection, deadline: float) -> bytes:
+        """The answer line. A long silence may be a slow trace or a hung daemon: a ping tells them apart."""
+        patience = min(PATIENCE_S, (deadline - time.monotonic()) / 4)
+        while True:
+            pause_ends = time.monotonic() + patience
+            try:
+                return connection.line(min(deadline, pause_ends))
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                self._ping(min(deadline, time.monotonic() + patience))
+
+    def _ping(self, deadline: float) -> None:
+        """Raises TimeoutError when the daemon does not answer at all. A fresh connection, not one of the pool."""
+        try:
+            connection = self._connect(deadline)
+        except NotRunning:
+            raise TimeoutError from None
+        try:
+            connection.send(_PING, deadline)
+            connection.line(deadline)
+        except _Broken:
+            raise TimeoutError from None
+        finally:
+            connection.close()
+
+    def _take(self) -> _Connection | None:
+        """An idle connection. list.pop and append are atomic, so no lock is needed that a fork could leave held."""
+        if self._owner != os.getpid():
+            # A forked child must not talk over its parent's connections; closing drops only the child's copies.
+            self.close()
+            self._owner = os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _give_back(self, connection: _Connection) -> None:
+        if connection.clean and len(self._idle) < MAX_IDLE and self._owner == os.getpid():
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _connect(self, deadline: float) -> _Connection:
+        """Connect, trying again while the daemon is absent (restarting) or its backlog is full."""
+        waiting_ends = time.monotonic() + self._wait_s
+        attempts = 1 if self._was_absent else ATTEMPTS + 1
+        pause = FIRST_PAUSE_S
+        while True:
+            attempts -= 1
+            try:
+                connection = _Connection(self._path)
+            except BlockingIOError:
+                # A full backlog means that somebody listens: worth the whole time limit.
+                error: OSError | None = None
+            except OSError as failure:
+                error = _only_absent(failure, self._path)
+                if attempts <= 0 and time.monotonic() >= waiting_ends:
+                    self._was_absent = True
+                    raise _not_running(self._path, error) from None
+            else:
+                self._was_absent = False
+                return connection
+            if time.monotonic() + pause >= deadline:
+                raise _no_connection(self._path, error) from None
+            time.sleep(_jittered(pause))
+            pause = min(pause * 2, LAST_PAUSE_S)
+
+
+class _Broken(Exception):
+    """The peer closed or reset the connection."""
+
+
+class _Connection:
+    """One connected socket and the bytes that arrived on it beyond the last line."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError. A socket file that is neither ours nor root's is not talked to."""
+        _refuse_foreign(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._buffer = bytearray()
+        try:
+            # With a time limit of its own, connect reports a full backlog at once instead of blocking in the kernel.
+            self._socket.settimeout(LAST_PAUSE_S)
+            self._socket.connect(os.fspath(path))
+        except TimeoutError:
+            self._socket.close()
+            raise BlockingIOError(errno.EAGAIN, "the connection was not accepted") from None
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def clean(self) -> bool:
+        """Nothing unasked has arrived."""
+        return not self._buffer
+
+    def send(self, frame: bytes, deadline: float) -> None:
+        """All of the frame. Raises TimeoutError, _Broken."""
+        self._limit(deadline)
+        try:
+            self._socket.sendall(frame)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise _Broken(error.strerror or str(error)) from None
+
+    def line(self, deadline: float | None) -> bytes:
+        """The next line, without its newline; what arrived so far is kept on TimeoutError. Raises _Broken."""
+        while True:
+            end = self._buffer.find(b"\n")
+            if end >= 0:
+                found = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
+                return found
+            if len(self._buffer) > ANSWER_LIMIT_BYTES:
+                raise NotAnswering(
+                    f"the answer is longer than the {ANSWER_LIMIT_BYTES:,} bytes that the protocol allows",
+                    hint="check that the socket belongs to a veloxquant daemon",
+                )
+            self._limit(deadline)
+            self._receive()
+
+    def close(self) -> None:
+        """Close; never raises."""
+        self._socket.close()
+
+    def _receive(self) -> None:
+        try:
+            chunk = self._socket.recv(65536)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise _Broken(error.strerror or str(error)) from None
+        if not chunk:
+            raise _Broken("end of stream")
+        self._buffer += chunk
+
+    def _limit(self, deadline: float | None) -> None:
+        if deadline is None:
+            self._socket.settimeout(None)
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises OSError when nothing is there, SocketRefused when what is there is not a socket of ours."""
+    found = os.lstat(path)
+    if not stat.S_ISSOCK(found.st_mode):
+        raise SocketRefused(
+            f"{path} is there and is not a socket",
+            hint="move it away, or set VELOXQUANT_SOCKET to another path",
+            field="socket.path",
+        )
+    if found.st_uid not in (os.getuid(), 0):
+        raise SocketRefused(
+            f"{path} belongs to user id {found.st_uid}, not to you ({os.getuid()})",
+            hint="set VELOXQUANT_SOCKET to a path in a folder of your own",
+            field="socket.path",
+        )
+
+
+def _only_absent(error: OSError, path: Path) -> OSError:
+    """The error, when it means that no daemon listens; SocketRefused for any other trouble with the path."""
+    if error.errno in _ABSENT:
+        return error
+    raise SocketRefused(
+        f"{path} cannot be connected to: {error.strerror or error}",
+        hint="check the folder's owner and mode, or set VELOXQUANT_SOCKET to another path",
+        field="socket.path",
+    ) from None
+
+
+def _not_running(path: Path, error: OSError) -> NotRunning:
+    why = "no socket is there" if error.errno == errno.ENOENT else "nobody listens on it"
+    return NotRunning(
+        f"no veloxquant daemon is running at {path}: {why}",
+        hint="start one with `veloxquantctl daemon`",
+    )
+
+
+def _no_connection(path: Path, error: OSError | None) -> NotRunning | NotAnswering:
+    """What to say when the deadline ends the wait for a connection."""
+    if error is not None:
+        return _not_running(path, error)
+    return NotAnswering(
+        f"the daemon at {path} did not accept the connection in time",
+        hint="it may be stopped or overloaded: veloxquantctl status",
+    )
+
+
+def _jittered(pause: float) -> float:
+    """Between half and one and a half of the pause, so that many clients do not knock in step."""
+    return pause * (0.5 + int.from_bytes(os.urandom(2), "big") / 65536)
