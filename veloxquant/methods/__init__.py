@@ -3,7 +3,8 @@
 import pluggy
 
 from veloxquant.methods.method import LayerSpec, Method, Param, QualityPrior, Variant
+from veloxquant.profiles.model import CachePart
 
 hookimpl = pluggy.HookimplMarker("veloxquant")
 
-__all__ = ["LayerSpec", "Method", "Param", "QualityPrior", "Variant", "hookimpl"]
+__all__ = ["CachePart", "LayerSpec", "Method", "Param", "QualityPrior", "Variant", "hookimpl"]

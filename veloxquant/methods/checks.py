@@ -1,0 +1,237 @@
+"""Is what a plugin returned usable? Types first, then every planning figure over a matrix of realistic layers.
+
+All functions raise MethodRefused with a sentence that names the method, the variant and the figure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from veloxquant.errors import MethodRefused
+from veloxquant.methods.method import Method, QualityPrior, Variant
+from veloxquant.profiles.model import CachePart
+
+NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
+MAX_METHODS = 32
+MAX_VARIANTS = 64
+MAX_BITS = 256.0
+"""Four times the widest number an engine stores, scales and all: more is a mistake of unit."""
+MAX_SLOT_STEP = 2**16
+REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
+
+WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)
+"""Head widths of published models; 576 is DeepSeek's latent with its rope key."""
+ITEM_SIZES = (2, 4)
+_ATTRIBUTES = {"batchable": bool, "trimmable": bool, "drops_tokens": bool, "fused_attention": bool}
+_ATTRIBUTES |= {"name": str, "version": str, "summary": str, "paper": str}
+
+
+class Figures(NamedTuple):
+    """What a method says about one variant on one part."""
+
+    refused: tuple[str, str] | None
+    key_bits: float = 0.0
+    value_bits: float = 0.0
+    fixed_bytes: int = 0
+    slot_step: int = 1
+
+
+def check_returned(returned: Any) -> tuple[Method, ...]:
+    """The hook's result as method objects of the right types and unlike names."""
+    if not isinstance(returned, list | tuple):
+        raise _wrong(f"the hook returned {_kind(returned)}, not a list of methods")
+    if len(returned) > MAX_METHODS:
+        raise _wrong(f"the hook returned {len(returned)} methods; at most {MAX_METHODS} are taken")
+    for method in returned:
+        _check_method(method)
+    _check_unlike([method.name for method in returned], "method name")
+    return tuple(returned)
+
+
+def check_variants(method: Method) -> tuple[Variant, ...]:
+    """The method's variants, of the right types and unlike labels."""
+    variants = method.variants()
+    if not isinstance(variants, Sequence) or isinstance(variants, str | bytes):
+        raise _wrong(f"{method.name}: variants() returned {_kind(variants)}, not a list")
+    if not 1 <= len(variants) <= MAX_VARIANTS:
+        raise _wrong(f"{method.name}: variants() returned {len(variants)}; 1 to {MAX_VARIANTS} are taken")
+    for variant in variants:
+        _check_variant(method, variant)
+    _check_unlike([variant.label for variant in variants], f"{method.name}: label")
+    return tuple(variants)
+
+
+def check_figures(method: Method, variants: Iterable[Variant]) -> None:
+    """Every planning figure over the matrix: finite, not negative, the same when asked twice.
+
+    Stored bits never fall when the source number gets wider. They may fall with the width of a head, since a wider
+    head can take a wider group.
+    """
+    for variant in variants:
+        check_prior(method, variant, method.quality_prior(variant))
+        check_unpack_cost(method, variant, method.unpack_cost(variant))
+        check_settings(method, variant, method.engine_settings(variant))
+        for width in WIDTHS:
+            by_item_size = [_figures_twice(method, variant, sample_part(width, size)) for size in ITEM_SIZES]
+            _check_monotone(method, variant, width, by_item_size)
+
+
+def sample_part(width: int, itemsize: int, heads: int = 8) -> CachePart:
+    """A plain growing layer of the engine: K and V of one width."""
+    return CachePart(
+        kind="kv",
+        engine_class="KVCache",
+        heads=heads,
+        key_width=width,
+        value_width=width,
+        key_itemsize=itemsize,
+        value_itemsize=itemsize,
+        dtype="float32" if itemsize == 4 else "bfloat16",  # noqa: PLR2004 -- bytes of a float32
+    )
+
+
+def figures(method: Method, variant: Variant, part: CachePart) -> Figures:
+    """Ask the method once, and check each answer."""
+    refused = check_refusal(method, variant, method.refuses(variant, part))
+    if refused is not None:
+        return Figures(refused)
+    return Figures(
+        None,
+        check_bits(method, variant, "key_bits", method.key_bits(variant, part)),
+        check_bits(method, variant, "value_bits", method.value_bits(variant, part)),
+        check_fixed_bytes(method, variant, method.fixed_bytes(variant, part)),
+        check_slot_step(method, variant, method.slot_step(variant, part)),
+    )
+
+
+def check_refusal(method: Method, variant: Variant, answer: Any) -> tuple[str, str] | None:
+    """None, or (reason code of the protocol, sentence)."""
+    if answer is None:
+        return None
+    if not (isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(a, str) for a in answer)):  # noqa: PLR2004
+        raise _wrong(f"{method.name} {variant.label}: refuses() returned {_kind(answer)}, not (code, sentence) or None")
+    code, sentence = answer
+    if code not in REASON_CODES or not sentence.strip():
+        raise _wrong(f"{method.name} {variant.label}: refuses() gave the code {code!r}; known: {sorted(REASON_CODES)}")
+    return code, sentence
+
+
+def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
+    """Stored bits a number: finite, not negative, not absurd."""
+    if not _is_number(bits) or not 0 <= bits <= MAX_BITS:
+        raise _wrong(f"{method.name} {variant.label}: {what}() returned {_shown(bits)}, not bits from 0 to {MAX_BITS:g}")
+    return float(bits)
+
+
+def check_fixed_bytes(method: Method, variant: Variant, fixed: Any) -> int:
+    """Whole bytes, not negative."""
+    if type(fixed) is not int or fixed < 0:
+        raise _wrong(f"{method.name} {variant.label}: fixed_bytes() returned {_shown(fixed)}, not a count of bytes")
+    return fixed
+
+
+def check_slot_step(method: Method, variant: Variant, step: Any) -> int:
+    """Whole slots, one or more."""
+    if type(step) is not int or not 1 <= step <= MAX_SLOT_STEP:
+        raise _wrong(f"{method.name} {variant.label}: slot_step() returned {_shown(step)}, not 1 to {MAX_SLOT_STEP}")
+    return step
+
+
+def check_prior(method: Method, variant: Variant, prior: Any) -> QualityPrior:
+    """0 <= low <= kl_mean <= high, all finite, with a source."""
+    where = f"{method.name} {variant.label}: quality_prior()"
+    if not isinstance(prior, QualityPrior):
+        raise _wrong(f"{where} returned {_kind(prior)}, not a QualityPrior")
+    figures_given = (prior.low, prior.kl_mean, prior.high)
+    if not all(map(_is_number, figures_given)) or not 0 <= prior.low <= prior.kl_mean <= prior.high:
+        raise _wrong(f"{where} must hold 0 <= low <= kl_mean <= high, got {', '.join(map(_shown, figures_given))}")
+    if prior.perplexity_delta is not None and not _is_number(prior.perplexity_delta):
+        raise _wrong(f"{where}: perplexity_delta is {_shown(prior.perplexity_delta)}")
+    if not isinstance(prior.source, str) or not prior.source.strip():
+        raise _wrong(f"{where} names no source")
+    return prior
+
+
+def check_unpack_cost(method: Method, variant: Variant, cost: Any) -> float:
+    """Picoseconds a number: finite, not negative."""
+    if not _is_number(cost) or cost < 0:
+        raise _wrong(f"{method.name} {variant.label}: unpack_cost() returned {_shown(cost)}, not picoseconds")
+    return float(cost)
+
+
+def check_settings(method: Method, variant: Variant, settings: Any) -> Mapping[str, Any] | None:
+    """None, or the engine's flags by name."""
+    if settings is not None:
+        _check_params(f"{method.name} {variant.label}: engine_settings()", settings)
+    return settings  # type: ignore[no-any-return]
+
+
+def _check_method(method: Any) -> None:
+    if not isinstance(method, Method):
+        raise _wrong(f"the hook returned {_kind(method)} among its methods; each must be an instance of Method")
+    for attribute, kind in _ATTRIBUTES.items():
+        if type(getattr(method, attribute)) is not kind:
+            raise _wrong(f"{_kind(method)}: {attribute} is {_shown(getattr(method, attribute))}, not a {kind.__name__}")
+    if not NAME.fullmatch(method.name):
+        raise _wrong(f"{_kind(method)}: the name {_shown(method.name)} does not match {NAME.pattern}")
+    if not method.version.strip():
+        raise _wrong(f"{method.name}: the version is empty")
+
+
+def _check_variant(method: Method, variant: Any) -> None:
+    if not isinstance(variant, Variant):
+        raise _wrong(f"{method.name}: variants() holds {_kind(variant)}, not only Variants")
+    if variant.method != method.name:
+        raise _wrong(f"{method.name}: the variant {_shown(variant.label)} says it is of {_shown(variant.method)}")
+    if not isinstance(variant.label, str) or not NAME.fullmatch(variant.label):
+        raise _wrong(f"{method.name}: the label {_shown(variant.label)} does not match {NAME.pattern}")
+    _check_params(f"{method.name} {variant.label}: params", variant.params)
+
+
+def _check_params(what: str, params: Any) -> None:
+    if not isinstance(params, Mapping) or not all(isinstance(key, str) and key for key in params):
+        raise _wrong(f"{what} must be a mapping by name, got {_kind(params)}")
+    for key, value in params.items():
+        if not isinstance(value, str | bool) and not _is_number(value):
+            raise _wrong(f"{what}: {key} is {_shown(value)}; whole and finite numbers, words and flags are taken")
+
+
+def _figures_twice(method: Method, variant: Variant, part: CachePart) -> Figures:
+    first, second = figures(method, variant, part), figures(method, variant, part)
+    if first != second:
+        raise _wrong(f"{method.name} {variant.label}: two equal questions had different answers at width {part.key_width}")
+    return first
+
+
+def _check_monotone(method: Method, variant: Variant, width: int, by_item_size: list[Figures]) -> None:
+    narrow, wide = by_item_size
+    if narrow.refused is not None or wide.refused is not None:
+        return
+    if (wide.key_bits, wide.value_bits) < (narrow.key_bits, narrow.value_bits) or wide.fixed_bytes < narrow.fixed_bytes:
+        raise _wrong(f"{method.name} {variant.label}: stores less for 32-bit than for 16-bit sources at width {width}")
+
+
+def _check_unlike(names: Sequence[str], what: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise _wrong(f"{what} {twice[0]!r} is used twice")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"  # noqa: PLR2004 -- a line's worth
+
+
+def _wrong(message: str) -> MethodRefused:
+    return MethodRefused(message, hint="see docs/methods.md for what each function returns")

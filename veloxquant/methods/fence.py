@@ -1,0 +1,110 @@
+"""Importing a plugin and calling its hook, with everything that can go wrong turned into one sentence.
+
+Used in the probe's child process and, for a plugin that passed it, in ours. It is a fence against mistakes, not a
+sandbox against malice (docs/decisions/0004-plugin-fence.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from veloxquant.errors import MethodRefused, VeloxError
+from veloxquant.methods import hookspec
+from veloxquant.methods.checks import check_returned
+
+if TYPE_CHECKING:
+    from veloxquant.methods.method import Method
+    from veloxquant.methods.plugin import Plugin
+
+_REASON_LIMIT = 300
+_ON_YOUR_OWN = "a plugin's methods must be importable without side effects"
+
+
+def methods_of(plugin: Plugin, on_stage: Callable[[str], None] = lambda _: None) -> tuple[Method, ...]:
+    """The plugin's method objects, of the right types. Raises MethodRefused whatever the plugin raises or returns.
+
+    `on_stage` is told "import" and "hook" as each begins. A KeyboardInterrupt goes through: it is the user's.
+    """
+    on_stage("import")
+    loaded = _fenced(lambda: _import(plugin), "import failed")
+    on_stage("hook")
+    returned = _fenced(lambda: _call_hook(plugin, loaded), "hook failed")
+    return _fenced(lambda: check_returned(returned), "its methods are not usable")
+
+
+def reason_of(error: BaseException) -> str:
+    """What a plugin raised, on one line of bounded length."""
+    if isinstance(error, VeloxError):
+        text = error.message
+    elif isinstance(error, SystemExit):
+        text = f"it called sys.exit({error.code!r})"
+    else:
+        text = f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
+    text = " ".join(text.split())
+    return text if len(text) <= _REASON_LIMIT else text[: _REASON_LIMIT - 1] + "…"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 -- fence: an exception's own __str__ is the plugin's code too
+        return "(its text cannot be shown)"
+
+
+def _fenced(call: Callable[[], Any], what: str) -> Any:
+    try:
+        with _quiet():
+            return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 -- fence: a plugin may raise anything, SystemExit included
+        raise MethodRefused(f"{what}: {reason_of(error)}", hint=_ON_YOUR_OWN) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep a plugin's prints off our standard output, which carries answers; nothing is stored."""
+    with contextlib.redirect_stdout(_Nowhere()):
+        yield
+
+
+class _Nowhere(io.TextIOBase):
+    """A text stream that forgets."""
+
+    def write(self, text: str) -> int:
+        """Forget the text."""
+        return len(text)
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+
+def _import(plugin: Plugin) -> Any:
+    return EntryPoint(plugin.name, plugin.value, hookspec.ENTRY_POINT_GROUP).load()
+
+
+def _call_hook(plugin: Plugin, loaded: Any) -> Any:
+    """Call this plugin's hook alone: in a call over many, one that raises loses everybody's results."""
+    manager = pluggy.PluginManager(hookspec.PROJECT)
+    manager.add_hookspecs(hookspec)
+    manager.register(loaded, name=plugin.name)
+    manager.check_pending()  # a misspelt hook is an error, not silence
+    if os.environ.get("VELOXQUANT_TRACE_HOOKS") == "1":
+        manager.trace.root.setwriter(lambda text: print(f"{plugin.name}: {text}", end="", file=sys.stderr))
+        manager.enable_tracing()
+    results = manager.hook.veloxquant_methods()
+    if not results:
+        raise MethodRefused(
+            f"{plugin.value} has no hook veloxquant_methods that returns a list",
+            hint="mark the function with veloxquant.methods.hookimpl and return a list",
+        )
+    return results[0]

@@ -1,0 +1,43 @@
+"""What the rooms behind discovery say about one plugin: which it is, and why it was fenced off."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FIRST_PARTY_DISTRIBUTION = "veloxquant"
+FIRST_PARTY_PACKAGE = "veloxquant_plugins."
+
+
+@dataclass(frozen=True, order=True)
+class Plugin:
+    """One entry point of the group `veloxquant.methods`: `value` is "module" or "module:attribute"."""
+
+    distribution: str
+    name: str
+    value: str
+    version: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module that is imported."""
+        return self.value.partition(":")[0].strip()
+
+    @property
+    def first_party(self) -> bool:
+        """Shipped in our own wheel: trusted, loaded without a probe."""
+        return canonical(self.distribution) == FIRST_PARTY_DISTRIBUTION and self.value.startswith(FIRST_PARTY_PACKAGE)
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A method, or a plugin whose methods could not be learnt, that is not used, and why, as a sentence."""
+
+    name: str
+    distribution: str
+    reason: str
+
+
+def canonical(distribution: str) -> str:
+    """A distribution's name as the packaging specification compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
