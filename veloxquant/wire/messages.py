@@ -159,6 +159,7 @@ def convert_params(method: str, params: Any) -> Params:
     """
     try:
         plain = msgspec.to_builtins(params)
+        _ENCODER.encode(plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         raise InvalidParams(
             f"params of {method} cannot be written as JSON: {problem}",
@@ -253,4 +254,5 @@ def _invalid(wrong: type[VeloxError], what: str, text: str) -> VeloxError:
         reason = f"{'unknown' if named.group(1) == 'contains unknown' else 'missing'} field {'.'.join(parts)!r}"
     elif parts:
         reason = f"{reason} in {'.'.join(parts)!r}"
-    return wrong(f"{what}: {reason}", hint="docs/protocol.md lists every field", field=".".join(parts) or None)
+    whole = "params" if wrong is InvalidParams else None
+    return wrong(f"{what}: {reason}", hint="docs/protocol.md lists every field", field=".".join(parts) or whole)
