@@ -26,8 +26,8 @@ from veloxquant.errors import (
     ShuttingDown,
     VeloxError,
 )
-from veloxquant.profiles import WorkloadProfile
-from veloxquant.wire import messages
+from veloxquant.profiles import HardwareProfile, WorkloadProfile
+from veloxquant.wire import answers, messages
 from veloxquant.wire.codes import from_object
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class Client:
             memory_budget_bytes=memory_budget_bytes,
             methods=methods,
         )
-        raw = self._ask("plan", params, timeout_s)
-        return raw if isinstance(raw, Plan) else _checked(raw, Plan, SCHEMA)
+        return _of_schema(SCHEMA, self._typed("plan", params, Plan, timeout_s))
 
     def fit(
         self,
@@ -159,8 +158,7 @@ class Client:
         )
         if isinstance(workload, WorkloadProfile):
             params["workload"].pop("context_length", None)
-        raw = self._ask("fit", params, timeout_s)
-        return raw if isinstance(raw, FitTable) else _checked(raw, FitTable, SCHEMA)
+        return _of_schema(SCHEMA, self._typed("fit", params, FitTable, timeout_s))
 
     def explain(self, plan: Plan | str, label: str | None = None, *, timeout_s: float | None = None) -> tuple[str, ...]:
         """Sentences with the arithmetic behind a plan's choice, or behind one variant of it.
@@ -169,56 +167,59 @@ class Client:
         """
         if isinstance(plan, str):
             params = {"plan_id": plan} if label is None else {"plan_id": plan, "label": label}
-            return _checked(self._ask("explain", params, timeout_s, local=False), _Explanation).sentences
+            return self._typed("explain", params, answers.Explanation, timeout_s, local=False).lines
         from veloxquant.planner.explain import explain
 
         return explain(plan, label)
 
-    def methods(self, name: str | None = None, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Which methods are ready and which are quarantined, with reasons."""
-        return self._mapping("methods", {} if name is None else {"name": name}, timeout_s)
+    def methods(self, name: str | None = None, *, timeout_s: float | None = None) -> answers.MethodList:
+        """Which methods are ready and which are quarantined, with reasons. Raises MethodNotFound."""
+        return self._typed("methods", {} if name is None else {"name": name}, answers.MethodList, timeout_s)
 
-    def records(self, *, timeout_s: float | None = None, **filters: Any) -> dict[str, Any]:
+    def records(self, *, timeout_s: float | None = None, **filters: Any) -> answers.RecordPage:
         """A page of the benchmark directory: filters as in docs/protocol.md (limit, offset, method, skipped...)."""
-        return self._mapping("records", filters, timeout_s)
+        return self._typed("records", filters, answers.RecordPage, timeout_s)
 
-    def hardware(self, overrides: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def hardware(
+        self, overrides: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> HardwareProfile:
         """The machine as plans see it, or as if it were another."""
-        return self._mapping("hardware", {} if overrides is None else {"hardware": dict(overrides)}, timeout_s)
+        params = {} if overrides is None else {"hardware": dict(overrides)}
+        return self._typed("hardware", params, HardwareProfile, timeout_s)
 
-    def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def status(self, *, timeout_s: float | None = None) -> answers.Status:
         """How the daemon is. Raises NotRunning, NotAnswering."""
-        return self._mapping("status", {}, timeout_s, local=False)
+        return self._typed("status", {}, answers.Status, timeout_s, local=False)
 
-    def ping(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def ping(self, *, timeout_s: float | None = None) -> answers.Pong:
         """That the daemon answers. Raises NotRunning, NotAnswering."""
-        return self._mapping("ping", {}, timeout_s, local=False)
+        return self._typed("ping", {}, answers.Pong, timeout_s, local=False)
 
-    def hello(self, want: Sequence[str] = (), *, timeout_s: float | None = None) -> dict[str, Any]:
+    def hello(self, want: Sequence[str] = (), *, timeout_s: float | None = None) -> answers.Hello:
         """Who answers and what it can do. Raises ProtocolUnsupported when we share no protocol version."""
         from veloxquant import __version__
 
         params = {"client": f"veloxquant {__version__}", "protocol": [messages.PROTOCOL], "want": list(want)}
-        answer = self._mapping("hello", params, timeout_s, local=False)
-        if answer.get("protocol") != messages.PROTOCOL:
+        answer = self._typed("hello", params, answers.Hello, timeout_s, local=False)
+        if answer.protocol != messages.PROTOCOL:
             raise ProtocolUnsupported(
-                f"the daemon speaks protocol {answer.get('protocol')!r}, this client {messages.PROTOCOL}",
+                f"the daemon speaks protocol {answer.protocol}, this client {messages.PROTOCOL}",
                 hint="install the same veloxquant version on both sides",
                 field="protocol",
             )
         return answer
 
-    def reload(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def reload(self, *, timeout_s: float | None = None) -> answers.Reloaded:
         """Have the daemon read its configuration and plugins again. Raises NotRunning, ConfigInvalid."""
-        return self._mapping("reload", {}, timeout_s, local=False)
+        return self._typed("reload", {}, answers.Reloaded, timeout_s, local=False)
 
-    def shutdown(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def shutdown(self, *, timeout_s: float | None = None) -> answers.Stopping:
         """Stop the daemon. Raises NotRunning."""
-        return self._mapping("shutdown", {}, timeout_s, local=False)
+        return self._typed("shutdown", {}, answers.Stopping, timeout_s, local=False)
 
     def subscribe(
         self, topics: Sequence[str] | None = None, *, timeout_s: float | None = None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[answers.Notice]:
         """Notices as they come, the full state first; ends with NotAnswering when the daemon goes."""
         params = {} if topics is None else {"topics": list(topics)}
         frame = messages.encode_request(next(self._ids), "subscribe", params)
@@ -227,35 +228,32 @@ class Client:
             if answer.error is not msgspec.UNSET:
                 raise from_object(answer.error)
             if answer.method is not None and answer.params is not msgspec.UNSET:
-                yield messages.decode_result(answer.params, dict)
+                yield messages.decode_result(answer.params, answers.Notice)
 
-    def _mapping(
-        self, method: str, params: Mapping[str, Any], timeout_s: float | None, *, local: bool = True
-    ) -> dict[str, Any]:
-        raw = self._ask(method, params, timeout_s, local=local)
-        return _checked(raw, dict) if isinstance(raw, (bytes, msgspec.Raw)) else dict(raw)
-
-    def _ask(self, method: str, params: Mapping[str, Any], timeout_s: float | None, *, local: bool = True) -> Any:
-        """The daemon's result as raw JSON, or the fallback's as a value."""
+    def _typed(
+        self, method: str, params: Mapping[str, Any], kind: type[T], timeout_s: float | None, *, local: bool = True
+    ) -> T:
+        """The daemon's answer as its type, or the fallback's."""
         deadline = self._deadline(timeout_s)
         try:
-            return self._daemon(method, params, deadline)
+            return self._daemon(method, params, kind, deadline)
         except (_Unanswered, Overloaded, ShuttingDown) as trouble:
             error = trouble.error if isinstance(trouble, _Unanswered) else trouble
             if not (local and self._fallback):
                 raise error from None
-            return self._locally(method, params, deadline, error)
+            found: T = self._locally(method, params, deadline, error)
+            return found
 
-    def _daemon(self, method: str, params: Mapping[str, Any], deadline: float) -> msgspec.Raw:
+    def _daemon(self, method: str, params: Mapping[str, Any], kind: type[T], deadline: float) -> T:
         request_id = next(self._ids)
         frame = messages.encode_request(request_id, method, finite(params))
         try:
             answer = _matching(messages.decode_answer(self._door().exchange(frame, deadline)), request_id)
+            if answer.error is msgspec.UNSET:
+                return messages.decode_result(b"null" if answer.result is msgspec.UNSET else answer.result, kind)
         except (NotRunning, NotAnswering) as error:
             raise _Unanswered(error) from None
-        if answer.error is not msgspec.UNSET:
-            raise from_object(answer.error)
-        return answer.result if answer.result is not msgspec.UNSET else msgspec.Raw(b"null")
+        raise from_object(answer.error)
 
     def _locally(self, method: str, params: Mapping[str, Any], deadline: float, why: VeloxError) -> Any:
         """The answer of this process, within what is left of the time."""
@@ -285,10 +283,6 @@ class _Unanswered(Exception):
         self.error = error
 
 
-class _Explanation(msgspec.Struct, frozen=True):
-    sentences: tuple[str, ...]
-
-
 def _matching(answer: messages.Answer, request_id: int) -> messages.Answer:
     """The answer, when it is to this request; an error may lack the id when the request could not be read."""
     if answer.id == request_id or (answer.id is None and answer.error is not msgspec.UNSET):
@@ -299,13 +293,12 @@ def _matching(answer: messages.Answer, request_id: int) -> messages.Answer:
     )
 
 
-def _checked(raw: bytes | msgspec.Raw, kind: type[T], schema: str | None = None) -> T:
-    """The result as its type; one of another schema comes from another protocol."""
-    if schema is not None:
-        found = messages.decode_result(raw, dict).get("schema")
-        if found != schema:
-            raise ProtocolUnsupported(
-                f"the daemon answers in {found!r}, this client reads {schema}",
-                hint="install the same veloxquant version on both sides",
-            )
-    return messages.decode_result(raw, kind)
+def _of_schema(schema: str, answer: T) -> T:
+    """The answer, when it follows the schema we read; one of another schema comes from another protocol."""
+    found = getattr(answer, "schema", None)
+    if found == schema:
+        return answer
+    raise ProtocolUnsupported(
+        f"the daemon answers in {found!r}, this client reads {schema}",
+        hint="install the same veloxquant version on both sides",
+    )

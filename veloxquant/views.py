@@ -1,42 +1,35 @@
-"""What a world holds, as plain mappings: the answers to `methods` and `hardware`, alike from daemon and fallback."""
+"""What a world holds, as the answers to `methods` and `hardware`: alike from the daemon and from a fallback."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from veloxquant.errors import MethodNotFound
 from veloxquant.hardware.overrides import with_overrides
+from veloxquant.wire.answers import MethodList, MethodRow
 
 if TYPE_CHECKING:
     from veloxquant.local import World
     from veloxquant.methods import Method
+    from veloxquant.profiles import HardwareProfile
     from veloxquant.wire.messages import HardwareParams, MethodsParams
 
-METHODS_SCHEMA = "veloxquant.methods/1"
-HARDWARE_SCHEMA = "veloxquant.hardware/1"
 
-
-def methods(params: MethodsParams, world: World) -> dict[str, Any]:
+def methods(params: MethodsParams, world: World) -> MethodList:
     """Ready methods with their variants, then fenced ones with the reason. Raises MethodNotFound."""
-    fenced = world.snapshot.quarantined
-    off = {method.name for method in fenced}
-    entries = [_ready(method, world) for method in world.loaded.methods if method.name not in off]
-    entries += [{"name": one.name, "state": "quarantined", "reason": one.reason, "variants": []} for one in fenced]
-    if params.name is not None:
-        entries = [entry for entry in entries if entry["name"] == params.name]
-        if not entries:
-            raise no_such_method(params.name, world, field="name")
-    return {"schema": METHODS_SCHEMA, "generation": world.snapshot.generation, "methods": entries}
+    fenced = {one.name: one.reason for one in world.snapshot.quarantined}
+    rows = [_ready(method, world) for method in world.loaded.methods if method.name not in fenced]
+    rows += [MethodRow(name=name, state="quarantined", reason=reason) for name, reason in fenced.items()]
+    if params.name is not None and params.name not in known_names(world):
+        raise no_such_method(params.name, world, field="name")
+    shown = tuple(row for row in rows if params.name in (None, row.name))
+    return MethodList(generation=world.snapshot.generation, methods=shown)
 
 
-def hardware(params: HardwareParams, world: World) -> dict[str, Any]:
+def hardware(params: HardwareParams, world: World) -> HardwareProfile:
     """The machine plans are made for, with the source of each field; with overrides, that machine instead."""
-    profile = world.snapshot.hardware
     overrides = params.hardware.given() if params.hardware is not None else {}
-    shown = with_overrides(profile, overrides) if overrides else profile
-    return {"schema": HARDWARE_SCHEMA, "generation": world.snapshot.generation, **msgspec.to_builtins(shown)}
+    return with_overrides(world.snapshot.hardware, overrides) if overrides else world.snapshot.hardware
 
 
 def no_such_method(name: str, world: World, *, field: str) -> MethodNotFound:
@@ -57,16 +50,16 @@ def known_names(world: World) -> list[str]:
     return sorted({m.name for m in world.loaded.methods} | {q.name for q in world.snapshot.quarantined})
 
 
-def _ready(method: Method, world: World) -> dict[str, Any]:
+def _ready(method: Method, world: World) -> MethodRow:
     mine = [variant for owner, variant in world.loaded.variants if owner.name == method.name]
-    return {
-        "name": method.name,
-        "state": "ready",
-        "version": method.version,
-        "summary": method.summary,
-        "paper": method.paper,
-        "batchable": method.batchable,
-        "trimmable": method.trimmable,
-        "drops_tokens": method.drops_tokens,
-        "variants": [{"label": variant.label, "params": dict(variant.params)} for variant in mine],
-    }
+    return MethodRow(
+        name=method.name,
+        state="ready",
+        version=method.version,
+        summary=method.summary,
+        paper=method.paper,
+        variants=tuple({"label": variant.label, "params": dict(variant.params)} for variant in mine),
+        batchable=method.batchable,
+        trimmable=method.trimmable,
+        drops_tokens=method.drops_tokens,
+    )

@@ -1,0 +1,46 @@
+"""Answers of this process, for when there is no daemon: the same rooms, the same params, marked as local."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from veloxquant import local, views
+from veloxquant.config import Config, load
+from veloxquant.wire.messages import convert_params
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from veloxquant.local import World
+    from veloxquant.methods.registry import Loaded
+
+_ANSWERS: dict[str, Callable[[Any, World], Any]] = {
+    "plan": local.plan,
+    "fit": local.fit,
+    "methods": views.methods,
+    "hardware": views.hardware,
+    "records": views.records,
+}
+
+
+class LocalPlanner:
+    """Keeps loaded plugins from one call to the next; looks at machine and records anew each time."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        """`config` None means the user's own; raises ConfigInvalid then."""
+        self._config = load() if config is None else config
+        self._loaded: Loaded | None = None
+
+    def answer(self, method: str, params: Mapping[str, Any], left_s: float) -> Any:
+        """The call's result as a value; a trace takes at most `left_s` seconds. Raises what the daemon would answer."""
+        typed = convert_params(method, params)
+        world = local.open_world(_within(self._config, left_s), loaded=self._loaded)
+        self._loaded = world.loaded
+        return _ANSWERS[method](typed, world)
+
+
+def _within(config: Config, left_s: float) -> Config:
+    trace = msgspec.structs.replace(config.trace, timeout_s=min(config.trace.timeout_s, left_s))
+    return msgspec.structs.replace(config, trace=trace)
