@@ -40,6 +40,10 @@ against its float32 cache: a hard case, since a small model with narrow heads su
 _PUBLISHED_KL = {(8, 64): (0.0002, 0.0004), (4, 64): (0.051, 0.148)}
 """(Llama-3.2-3B, Llama-3.2-1B), 4-bit weights: github.com/IonDen/mlx-quant-fidelity."""
 
+_SEEN_ELSEWHERE = {8: 0.0016}
+"""Qwen3.5-35B-A3B at llama.cpp's q8_0 (github.com/TheTom/turboquant_plus, docs/benchmarks.md): another 8-bit format,
+and above both figures for ours, so that it bounds the range."""
+
 _MIDDLE = 0.44
 """Typical share of the hard case: geometric mean of Llama-3.2-3B over SmolLM2-135M at 4 bits (0.051 / 0.129 = 0.39)
 and at 8 bits (0.0002 / 0.00041 = 0.49), both in groups of 64."""
@@ -80,11 +84,8 @@ class Affine(Method):
                 return "width_not_divisible", f"groups of {group} do not divide the {what} width {width}"
             words, room = width * bits // 32, width // (32 // bits)
             if words != room:
-                return (
-                    "not_supported_by_engine",
-                    f"a fresh mlx-lm cache makes room for {room} words and {bits} bits of {what} width {width} "
-                    f"take {words}",
-                )
+                sentence = f"{bits} bits of {what} width {width} take {words} words; a fresh mlx-lm cache has {room}"
+                return "not_supported_by_engine", sentence
         return None
 
     def key_bits(self, variant: Variant, part: CachePart) -> float:
@@ -128,7 +129,9 @@ def _stored_bits(variant: Variant, itemsize: int) -> float:
 def _prior(bits: int, group: int) -> QualityPrior:
     hard = _MEASURED_KL[bits, group]
     middle, small = _PUBLISHED_KL.get((bits, group), (hard * _MIDDLE, hard))
-    return QualityPrior(kl_mean=middle, low=hard * _LOW, high=max(hard, small), source=_SOURCE)
+    return QualityPrior(
+        kl_mean=middle, low=hard * _LOW, high=max(hard, small, _SEEN_ELSEWHERE.get(bits, 0.0)), source=_SOURCE
+    )
 
 
 def _wider_group(prior: QualityPrior) -> QualityPrior:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
-_LEAVES = (str, bytes, int, float, complex, type(None), type)
+_LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType)
 
 
 def arrays(root: Any) -> Iterator[Any]:
     """Every distinct mx.array reachable from a cache or a list of caches, each once.
 
-    Follows lists, tuples, sets, mappings and the attributes of objects; not classes, functions, modules, or the layers
-    of a neural network (a cache that points back at its model does not hold the weights).
+    Follows lists, tuples, sets, queues, mappings and the attributes of objects; not classes, functions, modules, or
+    the layers of a neural network (a cache that points back at its model does not hold the weights).
     """
     import mlx.core as mx
-    import mlx.nn as nn
+    from mlx import nn
 
     seen: dict[int, Any] = {}
     waiting = [root]
@@ -38,7 +40,7 @@ def held_bytes(caches: Any) -> int:
 def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | deque):
         return list(value)
     return [*getattr(value, "__dict__", {}).values(), *_slots(value)]
 

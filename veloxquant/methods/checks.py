@@ -122,7 +122,9 @@ def check_refusal(method: Method, variant: Variant, answer: Any) -> tuple[str, s
 def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
     """Stored bits a number: finite, not negative, not absurd."""
     if not _is_number(bits) or not 0 <= bits <= MAX_BITS:
-        raise _wrong(f"{method.name} {variant.label}: {what}() returned {_shown(bits)}, not bits from 0 to {MAX_BITS:g}")
+        raise _wrong(
+            f"{method.name} {variant.label}: {what}() returned {_shown(bits)}, not bits from 0 to {MAX_BITS:g}"
+        )
     return float(bits)
 
 
@@ -202,7 +204,9 @@ def _check_params(what: str, params: Any) -> None:
 def _figures_twice(method: Method, variant: Variant, part: CachePart) -> Figures:
     first, second = figures(method, variant, part), figures(method, variant, part)
     if first != second:
-        raise _wrong(f"{method.name} {variant.label}: two equal questions had different answers at width {part.key_width}")
+        raise _wrong(
+            f"{method.name} {variant.label}: two equal questions had different answers at width {part.key_width}"
+        )
     return first
 
 

@@ -10,7 +10,6 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,8 @@ from veloxquant.methods import hookspec
 from veloxquant.methods.checks import check_returned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from veloxquant.methods.method import Method
     from veloxquant.methods.plugin import Plugin
 
@@ -61,16 +62,15 @@ def _text_of(error: BaseException) -> str:
 
 def _fenced(call: Callable[[], Any], what: str) -> Any:
     try:
-        with _quiet():
-            return call()
+        return call()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 -- fence: a plugin may raise anything, SystemExit included
+    except BaseException as error:  # fence: a plugin may raise anything, SystemExit included
         raise MethodRefused(f"{what}: {reason_of(error)}", hint=_ON_YOUR_OWN) from error
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep a plugin's prints off our standard output, which carries answers; nothing is stored."""
     with contextlib.redirect_stdout(_Nowhere()):
         yield
@@ -99,7 +99,7 @@ def _call_hook(plugin: Plugin, loaded: Any) -> Any:
     manager.register(loaded, name=plugin.name)
     manager.check_pending()  # a misspelt hook is an error, not silence
     if os.environ.get("VELOXQUANT_TRACE_HOOKS") == "1":
-        manager.trace.root.setwriter(lambda text: print(f"{plugin.name}: {text}", end="", file=sys.stderr))
+        manager.trace.root.setwriter(lambda text: sys.stderr.write(f"{plugin.name}: {text}") and None)
         manager.enable_tracing()
     results = manager.hook.veloxquant_methods()
     if not results:

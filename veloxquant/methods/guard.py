@@ -1,0 +1,130 @@
+"""A foreign method with a fence around every call: the planner sees checked answers or a typed refusal, nothing else.
+
+The probe has seen the method behave on sample layers; it may still fail on a real one. Then it is quarantined for the
+life of this process: `refuses` answers for it from there on, and everything else raises MethodRefused.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from veloxquant.errors import MethodRefused
+from veloxquant.methods import checks
+from veloxquant.methods.fence import reason_of
+from veloxquant.methods.method import LayerSpec, Method, Param, QualityPrior, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from veloxquant.profiles.model import CachePart
+
+SLOW_S = 0.005
+TOO_SLOW_S = 0.050
+TOO_SLOW_TIMES = 3
+QUARANTINED = "quarantined"
+"""The protocol's reason code."""
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+
+
+class Guarded(Method):
+    """Delegates to a foreign method and checks each answer. `tripped` says why it is quarantined, else None."""
+
+    def __init__(self, inner: Method, variants: Sequence[Variant]) -> None:
+        self.name, self.version, self.summary, self.paper = inner.name, inner.version, inner.summary, inner.paper
+        self.batchable, self.trimmable = inner.batchable, inner.trimmable
+        self.drops_tokens, self.fused_attention = inner.drops_tokens, inner.fused_attention
+        self.tripped: str | None = None
+        self._inner = inner
+        self._variants = tuple(variants)
+        self._slow = 0
+        self._warned = False
+
+    def variants(self) -> Sequence[Variant]:
+        """The variants learnt at load; the method is not asked again."""
+        return self._variants
+
+    def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
+        """The method's answer, or ("quarantined", why) once a call has failed."""
+        if self.tripped is None:
+            try:
+                return self._ask("refuses", lambda a: checks.check_refusal(self, variant, a), variant, part)
+            except MethodRefused as error:
+                _log.warning("%s", error.message)
+        return QUARANTINED, str(self.tripped)
+
+    def key_bits(self, variant: Variant, part: CachePart) -> float:
+        """Checked. Raises MethodRefused."""
+        return self._ask("key_bits", lambda a: checks.check_bits(self, variant, "key_bits", a), variant, part)
+
+    def value_bits(self, variant: Variant, part: CachePart) -> float:
+        """Checked. Raises MethodRefused."""
+        return self._ask("value_bits", lambda a: checks.check_bits(self, variant, "value_bits", a), variant, part)
+
+    def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
+        """Checked. Raises MethodRefused."""
+        return self._ask("fixed_bytes", lambda a: checks.check_fixed_bytes(self, variant, a), variant, part)
+
+    def slot_step(self, variant: Variant, part: CachePart) -> int:
+        """Checked. Raises MethodRefused."""
+        return self._ask("slot_step", lambda a: checks.check_slot_step(self, variant, a), variant, part)
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """Checked. Raises MethodRefused."""
+        return self._ask("quality_prior", lambda a: checks.check_prior(self, variant, a), variant)
+
+    def unpack_cost(self, variant: Variant) -> float:
+        """Checked. Raises MethodRefused."""
+        return self._ask("unpack_cost", lambda a: checks.check_unpack_cost(self, variant, a), variant)
+
+    def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
+        """Checked. Raises MethodRefused."""
+        return self._ask("engine_settings", lambda a: checks.check_settings(self, variant, a), variant)
+
+    def build(self, layer: LayerSpec, variant: Variant) -> Any:
+        """The method's cache. Raises MethodRefused whatever the method raises; takes the time it takes."""
+        try:
+            return self._inner.build(layer, variant)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise MethodRefused(
+                f"{variant.label} cannot be built for layer {layer.index}: {reason_of(error)}",
+                hint="choose another method, or tell its author",
+            ) from error
+
+    def _ask(self, what: str, check: Callable[[Any], _Answer], *args: Any) -> _Answer:
+        if self.tripped is not None:
+            raise _refused(self.tripped)
+        began = time.perf_counter()
+        try:
+            answer = check(getattr(self._inner, what)(*args))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._trip(f"{what}() failed: {reason_of(error)}")
+            raise _refused(str(self.tripped)) from error
+        self._time(what, time.perf_counter() - began)
+        return answer
+
+    def _time(self, what: str, seconds: float) -> None:
+        if seconds <= SLOW_S:
+            return
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "method %s: %s() took %.0f ms; planning calls should take under 5", self.name, what, seconds * 1e3
+            )
+        self._slow += seconds > TOO_SLOW_S
+        if self._slow >= TOO_SLOW_TIMES:
+            self._trip(f"{what}() took more than {TOO_SLOW_S * 1e3:.0f} ms {TOO_SLOW_TIMES} times")
+
+    def _trip(self, why: str) -> None:
+        self.tripped = f"method {self.name}: {why}"
+
+
+def _refused(reason: str) -> MethodRefused:
+    return MethodRefused(reason, hint="the method stays quarantined until the process restarts or reloads")

@@ -1,0 +1,230 @@
+"""The helper process of `probe`: forks one child for each plugin, watches it, and says what became of it.
+
+Reads a job as JSON from standard input and writes a list of verdicts to standard output. It has one thread and has
+imported neither mlx nor anything else that minds a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import selectors
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from veloxquant.errors import MethodRefused
+from veloxquant.methods.checks import check_figures, check_variants
+from veloxquant.methods.fence import methods_of, reason_of
+from veloxquant.methods.plugin import Plugin
+
+AT_ONCE = 4
+_TICK_S = 0.02
+_CHUNK = 64 * 1024
+_TOO_SLOW = {
+    "import": "importing it took longer than {import_s:g} s",
+    "hook": "its hook took longer than {hook_s:g} s",
+    "check": "its planning functions took longer than {check_s:g} s",
+}
+_DURING = {"import": "while it was imported", "hook": "in its hook", "check": "in its planning functions"}
+_HEAVY = ("mlx", "mlx_lm", "transformers", "torch")
+
+
+@dataclass
+class _Child:
+    """One plugin being tried out: what it has said so far and until when the present stage may last."""
+
+    index: int
+    pid: int
+    messages: int
+    output: int
+    started: float
+    deadline: float
+    stage: str = "import"
+    text: bytes = b""
+    output_bytes: int = 0
+    answer: dict[str, Any] | None = None
+    status: int | None = None
+    open_ends: set[int] = field(default_factory=set)
+
+
+def main() -> None:
+    """Examine the job's plugins, a few at a time."""
+    job = json.load(sys.stdin)
+    plugins = [Plugin(**plugin) for plugin in job["plugins"]]
+    verdicts = _examine_all(plugins, job["limits"])
+    json.dump([verdicts[index] for index in range(len(plugins))], sys.stdout)
+
+
+def _examine_all(plugins: list[Plugin], limits: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    waiting, running = list(enumerate(plugins)), list[_Child]()
+    verdicts: dict[int, dict[str, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                running.append(_start(*waiting.pop(0), limits))
+            _listen(running, limits)
+            for child in list(running):
+                verdict = _judge(child, limits)
+                if verdict is not None:
+                    _end(child)
+                    running.remove(child)
+                    verdicts[child.index] = {**verdict, "took_s": time.monotonic() - child.started}
+    finally:
+        for child in running:
+            _end(child)
+    return verdicts
+
+
+def _start(index: int, plugin: Plugin, limits: dict[str, Any]) -> _Child:
+    messages, messages_in = os.pipe()
+    output, output_in = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _be_the_child(plugin, messages_in, output_in, limits)
+    os.close(messages_in)
+    os.close(output_in)
+    for end in (messages, output):
+        os.set_blocking(end, False)
+    now = time.monotonic()
+    return _Child(index, pid, messages, output, now, now + limits["import_s"], open_ends={messages, output})
+
+
+def _be_the_child(plugin: Plugin, messages: int, output: int, limits: dict[str, Any]) -> NoReturn:
+    """Load the plugin with its streams in our hands, report, and end without running its exit handlers."""
+    try:
+        os.setsid()  # a group of its own, so that what it starts ends with it
+        signal.alarm(
+            math.ceil(limits["import_s"] + limits["hook_s"] + limits["check_s"]) + 5
+        )  # if the helper is killed
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        _say(messages, _load(plugin, messages))
+    finally:
+        os._exit(0)
+
+
+def _load(plugin: Plugin, messages: int) -> dict[str, Any]:
+    try:
+        methods = methods_of(plugin, lambda stage: _say(messages, {"stage": stage}))
+        _say(messages, {"stage": "check"})
+        for method in methods:
+            check_figures(method, check_variants(method))
+        _check_light()
+    except BaseException as error:  # noqa: BLE001 -- fence: a planning function may raise anything, SystemExit included
+        return {"ok": False, "reason": reason_of(error)}
+    return {"ok": True, "reason": ""}
+
+
+def _check_light() -> None:
+    heavy = [name for name in _HEAVY if name in sys.modules]
+    if heavy:
+        raise MethodRefused(
+            f"loading it imports {', '.join(heavy)}, which the planner must not carry: import inside build()",
+            hint="move the import into build()",
+        )
+
+
+def _say(messages: int, message: dict[str, Any]) -> None:
+    os.write(messages, json.dumps(message).encode() + b"\n")
+
+
+def _listen(running: list[_Child], limits: dict[str, Any]) -> None:
+    with selectors.DefaultSelector() as selector:
+        for child in running:
+            for end in child.open_ends:
+                selector.register(end, selectors.EVENT_READ, child)
+        for key, _ in selector.select(_TICK_S):
+            _read(key.data, key.fd, limits)
+        if not selector.get_map():
+            time.sleep(_TICK_S)
+    for child in running:
+        if child.status is None:
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            child.status = status if pid else None
+
+
+def _read(child: _Child, end: int, limits: dict[str, Any]) -> None:
+    try:
+        data = os.read(end, _CHUNK)
+    except BlockingIOError:
+        return
+    if not data:
+        child.open_ends.discard(end)
+    elif end == child.output:
+        child.output_bytes += len(data)
+    else:
+        child.text += data
+        _take_messages(child, limits)
+
+
+def _take_messages(child: _Child, limits: dict[str, Any]) -> None:
+    *lines, child.text = child.text.split(b"\n")
+    for line in lines:
+        stage, answer = _message(line)
+        if stage is not None:
+            child.stage = stage
+            child.deadline = time.monotonic() + limits[f"{stage}_s"]
+        else:
+            child.answer = answer
+
+
+def _message(line: bytes) -> tuple[str | None, dict[str, Any]]:
+    """(stage, {}) or (None, verdict). A plugin that writes into our pipe is refused, not believed."""
+    with contextlib.suppress(ValueError, AttributeError):
+        message = json.loads(line)
+        if message.get("stage") in _DURING:
+            return message["stage"], {}
+        if isinstance(message.get("ok"), bool) and isinstance(message.get("reason"), str):
+            return None, {"ok": message["ok"], "reason": message["reason"]}
+    return None, _no("it wrote into the pipe that reports on it")
+
+
+def _judge(child: _Child, limits: dict[str, Any]) -> dict[str, Any] | None:
+    """A verdict, or None while the child is still at work."""
+    ended = child.status is not None and child.messages not in child.open_ends
+    if child.answer is not None or ended:
+        _drain(child, limits)
+    if child.output_bytes > limits["output_bytes"]:
+        return _no(f"it wrote more than {limits['output_bytes'] // 1024} KiB to its output {_DURING[child.stage]}")
+    if child.answer is not None:
+        return child.answer
+    if ended:
+        return _no(f"it ended the process ({_how(child.status)}) {_DURING[child.stage]}")
+    if time.monotonic() > child.deadline:
+        return _no(_TOO_SLOW[child.stage].format(**limits))
+    return None
+
+
+def _drain(child: _Child, limits: dict[str, Any]) -> None:
+    """Take what is left in the pipe: the answer may overtake the output before it."""
+    with contextlib.suppress(BlockingIOError):
+        while child.output_bytes <= limits["output_bytes"] and (data := os.read(child.output, _CHUNK)):
+            child.output_bytes += len(data)
+
+
+def _how(status: int | None) -> str:
+    code = os.waitstatus_to_exitcode(status or 0)
+    return f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def _no(reason: str) -> dict[str, Any]:
+    return {"ok": False, "reason": reason}
+
+
+def _end(child: _Child) -> None:
+    """Kill the child with everything it started, and collect it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    if child.status is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+    os.close(child.messages)
+    os.close(child.output)
