@@ -13,21 +13,9 @@ from veloxquant.wire import codes
 
 # The names of design/protocol.md, "Errors".
 PROTOCOL_NAMES = [
-    "parse_error",
-    "invalid_request",
-    "unknown_method",
-    "invalid_params",
-    "internal_error",
-    "frame_too_large",
-    "protocol_unsupported",
-    "model_not_found",
-    "model_config_invalid",
-    "model_not_supported",
-    "engine_unavailable",
-    "plan_not_found",
-    "overloaded",
-    "shutting_down",
-    "timeout",
+    *("parse_error", "invalid_request", "unknown_method", "invalid_params", "internal_error", "frame_too_large"),
+    *("protocol_unsupported", "model_not_found", "model_config_invalid", "model_not_supported", "engine_unavailable"),
+    *("plan_not_found", "overloaded", "shutting_down", "timeout"),
 ]
 
 
