@@ -25,8 +25,9 @@ REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
 WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)
 """Head widths of published models; 576 is DeepSeek's latent with its rope key."""
 ITEM_SIZES = (2, 4)
-_ATTRIBUTES = {"batchable": bool, "trimmable": bool, "drops_tokens": bool, "fused_attention": bool}
-_ATTRIBUTES |= {"name": str, "version": str, "summary": str, "paper": str}
+_FLAGS = ("batchable", "trimmable", "drops_tokens", "fused_attention")
+_TEXTS = ("name", "version", "summary", "paper")
+_ATTRIBUTES: dict[str, type] = dict.fromkeys(_FLAGS, bool) | dict.fromkeys(_TEXTS, str)
 
 
 class Figures(NamedTuple):
@@ -53,7 +54,7 @@ def check_returned(returned: Any) -> tuple[Method, ...]:
 
 def check_variants(method: Method) -> tuple[Variant, ...]:
     """The method's variants, of the right types and unlike labels."""
-    variants = method.variants()
+    variants: Any = method.variants()
     if not isinstance(variants, Sequence) or isinstance(variants, str | bytes):
         raise _wrong(f"{method.name}: variants() returned {_kind(variants)}, not a list")
     if not 1 <= len(variants) <= MAX_VARIANTS:

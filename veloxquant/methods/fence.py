@@ -38,7 +38,8 @@ def methods_of(plugin: Plugin, on_stage: Callable[[str], None] = lambda _: None)
     loaded = _fenced(lambda: _import(plugin), "import failed")
     on_stage("hook")
     returned = _fenced(lambda: _call_hook(plugin, loaded), "hook failed")
-    return _fenced(lambda: check_returned(returned), "its methods are not usable")
+    methods: tuple[Method, ...] = _fenced(lambda: check_returned(returned), "its methods are not usable")
+    return methods
 
 
 def reason_of(error: BaseException) -> str:

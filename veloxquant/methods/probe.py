@@ -1,8 +1,8 @@
 """Trying out plugins in a process of their own, before any of their code runs in ours.
 
 A thread that hangs cannot be ended and `os._exit` cannot be caught, so each plugin that is not ours is first loaded
-in a forked child of a short-lived helper process. One helper serves all plugins: it pays for starting Python and importing
-this package once, and each plugin then costs a fork and its own import.
+in a forked child of a short-lived helper process. One helper serves all plugins: it pays for starting Python and
+importing this package once, and each plugin then costs a fork and its own import.
 """
 
 from __future__ import annotations
