@@ -1,0 +1,160 @@
+"""What is packed and what is promised: the wheel is whole, the Makefile works on a bare clone, links lead somewhere."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PACKED = ("*.py", "*.json", "*.toml", "py.typed", "*.plist", "*.service")
+
+
+def tree(folder: str, package: str) -> set[str]:
+    """Files of a source folder, as paths inside the wheel."""
+    found = (path for pattern in PACKED for path in (ROOT / folder).rglob(pattern))
+    return {f"{package}/{path.relative_to(ROOT / folder).as_posix()}" for path in found}
+
+
+def test_the_package_list_is_the_tree() -> None:
+    """Every folder of Python files is packed; none is listed that is not there."""
+    folders = {path.parent for path in (ROOT / "veloxquant").rglob("*.py")}
+    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | {"veloxquant_plugins"}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel a user would install, built from a copy of the tree with the setuptools that is installed."""
+    oldest = 77  # the first with licence expressions
+    if int(version("setuptools").partition(".")[0]) < oldest and "VELOXQUANT_NO_SKIP" not in os.environ:
+        pytest.skip("needs setuptools 77 or newer to build a wheel; `make test` installs it")
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("veloxquant", "plugins"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    target = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True, capture_output=True)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_the_wheel_is_the_tree(wheel: Path) -> None:
+    """All code, tables and the typing marker are in the wheel; tests, benches and caches are not."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == tree("veloxquant", "veloxquant") | tree("plugins", "veloxquant_plugins")
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_has_its_doors(wheel: Path) -> None:
+    """Console scripts and method entry points are the ones of pyproject.toml."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        doors = configparser.ConfigParser()
+        doors.read_string(archive.read(name).decode())
+    assert dict(doors["console_scripts"]) == PROJECT["project"]["scripts"]
+    assert dict(doors["veloxquant.methods"]) == PROJECT["project"]["entry-points"]["veloxquant.methods"]
+
+
+def test_the_wheel_works_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
+    """Installed without the source tree, both commands start and name the wheel's version."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for command in ("veloxquantctl", "veloxquantd"):
+        run = [sys.executable, str(tmp_path / "bin" / command), "--version"]
+        done = subprocess.run(run, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert wheel.name.split("-")[1] in done.stdout
+
+
+def targets() -> set[str]:
+    """Words that `make` understands."""
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+def test_make_alone_lists_the_targets() -> None:
+    """`make` without a word changes nothing and lists every target a person may name."""
+    done = subprocess.run(
+        ["make"], cwd=ROOT, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
+    )
+    assert {line.split()[0] for line in done.stdout.splitlines()[1:]} == targets()
+    assert {"help", "demo", "test"} <= targets()
+
+
+def test_make_says_what_to_install_when_python_is_too_old(tmp_path: Path) -> None:
+    """Without a Python that is new enough, make stops and names the way to get one."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    run = ["make", "install", "PYTHON=/usr/bin/false"]
+    clean = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env=clean)
+    assert done.returncode != 0
+    assert "/usr/bin/false is not Python 3.11 or newer" in done.stderr
+    assert "brew install python" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_uses_nothing_that_old_make_lacks() -> None:
+    """GNU make 3.81, the one macOS ships, reads the file: no construct of 3.82 or later is used (see its NEWS)."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert not re.search(
+        r"^\.ONESHELL|^\.RECIPEPREFIX|^\.SHELLFLAGS|!=|::=|\$\(file |^undefine|^private|&:", text, re.MULTILINE
+    )
+    for old in re.findall(r"^define\b.*$", text, re.MULTILINE):
+        assert "=" not in old
+
+
+def test_ci_runs_exactly_make_test() -> None:
+    """CI and a contributor run the same word."""
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = [line for line in script.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document: Path) -> None:
+    """Relative links and heading anchors of the documents exist."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = document.parent / name if name else document
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def anchors(document: Path) -> set[str]:
+    """Heading anchors as GitHub makes them: lower case, punctuation dropped, blanks to hyphens."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documents_name_only_targets_that_exist(document: Path) -> None:
+    """A `make` command in a document is one that make understands."""
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", document.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert named <= targets()
+
+
+def test_every_dependency_has_a_reason() -> None:
+    """docs/decisions/0002-dependencies.md has a line for each package the project installs."""
+    text = (ROOT / "docs" / "decisions" / "0002-dependencies.md").read_text(encoding="utf-8")
+    everything = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["test"]]
+    names = {re.split(r"[\[>=; ]", line)[0] for line in everything}
+    assert {name for name in names if f"`{name}`" not in text} == set()
