@@ -1,0 +1,232 @@
+"""Bytes of one variant's caches: stored at the end, the most alive at once, the largest single buffer.
+
+Stored bytes of one sequence = sum over parts of slots x bytes of one slot + what does not grow. Slots come from
+`profiles.slots` (the engine's own growth rules, slack included); bytes of one slot = heads x (key_bits x key_width +
+value_bits x value_width) / 8. The peak adds, for the worst layer and moment, the old buffer alive beside the new one at
+a growth step, or the score matrix where attention materializes one, and what windows hold in prefill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from veloxquant.planner.layout import ENGINE_OWN
+from veloxquant.profiles import slots
+
+if TYPE_CHECKING:
+    from veloxquant.planner.layout import Layout
+    from veloxquant.planner.snapshot import Offer
+    from veloxquant.profiles import CachePart, ModelProfile
+
+PROMPTS_AT_ONCE = 8
+"""Requests that mlx-lm's server prefills together (its --prompt-concurrency)."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """`count` identical cache parts under one variant. Bits are stored bits a number, scales included."""
+
+    part: CachePart
+    count: int
+    packed: bool
+    key_bits: float
+    value_bits: float
+    slot_bytes: float
+    """One slot of one sequence in one layer."""
+    array_bytes: float
+    """One slot's share of the largest single array (K or V)."""
+    step: int
+    fixed_bytes: int
+    """Of one layer and one sequence, whatever the length."""
+
+    @property
+    def grows(self) -> bool:
+        """Every token adds a slot."""
+        return self.part.kind in ("kv", "concat")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One variant's caches as coefficients, so that a length costs a few multiplications."""
+
+    terms: tuple[Term, ...]
+    score_heads: int
+    """Query heads whose score matrix is materialized; 0 with fused attention throughout."""
+    score_itemsize: int
+    batchable: bool
+    """Requests side by side share one batch; else they are served one after another."""
+    sequences: int
+    batch: int
+    """Sequences of one request."""
+
+    @property
+    def rows(self) -> int:
+        """Sequences that share one buffer and one decode step."""
+        return self.sequences if self.batchable else self.batch
+
+    @property
+    def prefill_rows(self) -> int:
+        """Sequences whose prompts are processed in one call."""
+        return min(self.rows, self.batch * PROMPTS_AT_ONCE)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of all sequences together at one context and prefill step."""
+
+    stored: int
+    peak: int
+    largest_buffer: int
+    fixed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Stored bytes of one sequence by measurement, in place of the arithmetic: points of (tokens, bytes), ascending.
+
+    One point scales the traced growth; two or more are joined by straight lines, so that a fixed part stays fixed.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    scale: float
+    """Measured over traced growth at the single point."""
+
+
+def shape(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequences: int, batch: int) -> Shape:
+    """Coefficients of one variant; `offer` None means the engine's own caches. Raises MethodError from the method."""
+    own = offer is None or offer.method.name == ENGINE_OWN
+    packed = () if offer is None else tuple(_packed_term(offer, part, count) for part, count in layout.packed)
+    kept = tuple(_engine_term(part, count) for part, count in layout.kept)
+    fused = own or offer is None or offer.method.fused_attention
+    scored = [t.part for t in packed if not fused]
+    scored += [t.part for t in kept if t.part.kind != "state" and not model.fused_attention]
+    return Shape(
+        terms=packed + kept,
+        score_heads=(model.query_heads or max(p.heads for p in scored)) if scored else 0,
+        score_itemsize=max((p.key_itemsize for p in scored), default=0),
+        batchable=offer.method.batchable if offer is not None else True,
+        sequences=sequences,
+        batch=batch,
+    )
+
+
+def _packed_term(offer: Offer, part: CachePart, count: int) -> Term:
+    method, variant = offer.method, offer.variant
+    key_bits, value_bits = method.key_bits(variant, part), method.value_bits(variant, part)
+    key, value = part.heads * key_bits * part.key_width / 8, part.heads * value_bits * part.value_width / 8
+    return Term(
+        part=part,
+        count=count,
+        packed=True,
+        key_bits=key_bits,
+        value_bits=value_bits,
+        slot_bytes=_whole(key + value),
+        array_bytes=max(key, value),
+        step=method.slot_step(variant, part),
+        fixed_bytes=method.fixed_bytes(variant, part),
+    )
+
+
+def _engine_term(part: CachePart, count: int) -> Term:
+    key, value = part.key_width * part.key_itemsize, part.value_width * part.value_itemsize
+    return Term(
+        part=part,
+        count=count,
+        packed=False,
+        key_bits=8.0 * part.key_itemsize,
+        value_bits=8.0 * part.value_itemsize,
+        slot_bytes=part.slot_bytes,
+        array_bytes=part.heads * max(key, value),
+        step=part.step,
+        fixed_bytes=part.state_bytes,
+    )
+
+
+def _whole(number: float) -> float:
+    """An int where it is one, so that sums of many gigabytes stay exact."""
+    return int(number) if float(number).is_integer() else number
+
+
+def footprint(shape: Shape, context: int, generation: int, step: int, measured: Measured | None = None) -> Footprint:
+    """Bytes after prefill of `context` tokens in chunks of `step` and decode of `generation` tokens."""
+    runs = slots.schedule(context, generation, step)
+    stored: float = 0
+    fixed: float = 0
+    window_extra: float = 0
+    transient: float = 0
+    buffer: float = 0
+    for term in shape.terms:
+        held, most, old = _slots(term.part, term.step, runs)
+        stored += term.count * (held * term.slot_bytes + term.fixed_bytes)
+        fixed += term.count * (term.fixed_bytes if term.grows else held * term.slot_bytes + term.fixed_bytes)
+        window_extra += term.count * (most - held) * term.slot_bytes
+        transient = max(transient, old * term.slot_bytes * shape.rows)
+        buffer = max(buffer, most * term.array_bytes * shape.rows, term.fixed_bytes * shape.rows)
+    scores = _score_bytes(shape, context, generation, step)
+    if measured is not None:
+        stored = _measured_bytes(measured, context + generation, stored, fixed)
+    stored *= shape.sequences
+    peak = stored + window_extra * shape.prefill_rows + max(transient, scores)
+    return Footprint(round(stored), round(peak), round(max(buffer, scores)), round(fixed * shape.sequences))
+
+
+def bytes_per_token(shape: Shape) -> float:
+    """Growth with one more token of one sequence once windows are full, slack left out."""
+    return sum(term.count * term.slot_bytes for term in shape.terms if term.grows)
+
+
+def measured_bytes_per_token(measured: Measured, traced: float) -> float:
+    """Growth as the records have it: the last slope between two points, else the traced growth scaled."""
+    if len(measured.points) == 1:
+        return traced * measured.scale
+    (x0, y0), (x1, y1) = measured.points[-2:]
+    return (y1 - y0) / (x1 - x0)
+
+
+def slots_held(term: Term, context: int, generation: int, step: int) -> int:
+    """Slots of one part at the end, slack included."""
+    return _slots(term.part, term.step, slots.schedule(context, generation, step))[0]
+
+
+@lru_cache(maxsize=8192)
+def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> tuple[int, int, int]:
+    """(slots at the end, most slots of the buffer itself, slots of the old buffer beside the new one at the worst)."""
+    if part.kind == "state":
+        return 0, 0, 0
+    if part.kind == "kv":
+        old, held = slots.kv_growth_peak(runs, step)
+        return held, held, old
+    held, together = slots.part_slots(part, runs), slots.part_peak_slots(part, runs)
+    if part.kind == "concat":
+        return held, held, together - held
+    most = max(slots.part_slots(part, runs[:calls]) for calls in range(1, len(runs) + 1))
+    return held, most, max(0, together - most)
+
+
+def _score_bytes(shape: Shape, context: int, generation: int, step: int) -> int:
+    """Score matrix of one layer: query heads x chunk x context x item size, for each sequence in the call.
+
+    It is the largest in the last prefill chunk; a decode step scores one token a sequence (mlx_lm.models.base).
+    """
+    if not shape.score_heads:
+        return 0
+    prefill = min(step, context) * context * shape.prefill_rows
+    decode = (context + generation) * shape.rows
+    return shape.score_heads * shape.score_itemsize * max(prefill, decode)
+
+
+def _measured_bytes(measured: Measured, tokens: int, traced: float, fixed: float) -> float:
+    """Bytes of one sequence by the records, never falling with length."""
+    points = measured.points
+    if len(points) == 1:
+        return fixed + (traced - fixed) * measured.scale
+    after = next((i for i, (x, _) in enumerate(points) if x >= tokens), len(points) - 1)
+    (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[max(after, 1)]
+    return max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+
+
+def with_sequences(shape: Shape, concurrent: int, batch: int) -> Shape:
+    """The same caches for another number of requests side by side."""
+    return replace(shape, sequences=concurrent * batch, batch=batch)
