@@ -34,7 +34,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read(plan: Plan | Mapping[str, Any]) -> CacheConfig:
     """The checked cache_config of a plan.
 
-    Raises InvalidParams naming the field, and MethodRefused, with the plan's suggestions, for a plan that chose nothing.
+    Raises InvalidParams naming the field; MethodRefused, with the plan's suggestions, for a plan that chose nothing.
     """
     if isinstance(plan, Plan):
         plan = msgspec.to_builtins(plan)
