@@ -1,0 +1,333 @@
+"""The benchmark directory as a database: what was measured, kept so that nothing acknowledged is ever lost.
+
+The record files are the truth; `index.json` is made from them. Several threads, objects and processes may use one
+directory at once. Reading takes no lock between processes; each write does, and is on the disk when the call returns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from veloxquant.benchmarks import index
+from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
+from veloxquant.benchmarks.folder import RecordFolder, encode
+from veloxquant.benchmarks.index_writer import IndexWriter
+from veloxquant.benchmarks.lock import StoreLock
+from veloxquant.benchmarks.matching import THRESHOLD
+from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
+from veloxquant.benchmarks.record_set import RecordGroups, RecordSet, query
+from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
+from veloxquant.benchmarks.storage import list_folder, make_folder, reaching
+from veloxquant.benchmarks.validation import check_types
+from veloxquant.errors import InvalidParams, RecordInvalid, StoreUnavailable
+from veloxquant.profiles import ModelProfile, WorkloadProfile
+
+__all__ = [
+    "BenchmarkDatabase",
+    "BenchmarkMatchQuery",
+    "BenchmarkRecord",
+    "benchmark_fingerprint",
+    "default_benchmark_dir",
+]
+
+
+class _Store:
+    """What a database works on, apart from it, so that the last index can be written when the database is gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.index_path = directory / "index.json"
+        self.lock = StoreLock(directory / ".lock")
+        self.folder = RecordFolder(directory / index.RECORDS)
+        self.index = IndexWriter(self.write_index)
+        self.groups: RecordGroups | None = None
+
+    def write_index(self) -> None:
+        """Make the index say what the folder holds, other processes' records included. Raises StoreUnavailable."""
+        with self.lock.held():
+            self.sweep(self.refresh())
+            with reaching(self.index_path, "write"):
+                index.write(self.index_path, self.folder)
+
+    def refresh(self) -> list[str]:
+        """Look at the folder again; the lock on threads is held. Returns temporary files lying in it."""
+        try:
+            return self.folder.refresh()
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Hand what changed to the groups that matching uses."""
+        for before, after in self.folder.changes if self.groups is not None else ():
+            self.groups.change(before, after)  # type: ignore[union-attr]
+        self.folder.changes.clear()
+
+    def sweep(self, strays: list[str]) -> None:
+        """Delete what killed writers left; with the lock held, no temporary file of ours is in use."""
+        paths = [self.folder.path / name for name in strays]
+        with suppress(OSError):
+            paths += [self.directory / name for name in list_folder(self.directory)[1]]
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
+
+
+class BenchmarkDatabase:
+    """Measured records in a directory, by default `default_benchmark_dir()`. Opening reads it and creates nothing.
+
+    Raises StoreUnavailable when the directory is not a folder or cannot be read or written; a write that fails leaves
+    the store as it was. Safe to use from several threads, and over a fork.
+    """
+
+    def __init__(self, storage_dir: Path | str | None = None) -> None:
+        directory = default_benchmark_dir() if storage_dir is None else Path(storage_dir).expanduser()
+        self.storage_dir = Path(os.path.abspath(directory))  # noqa: PTH100 -- resolve() would pin a symlinked root
+        self._store = _Store(self.storage_dir)
+        self._closing = weakref.finalize(self, self._store.index.close)
+        self.load()
+
+    @property
+    def index_path(self) -> Path:
+        """`index.json` in the directory."""
+        return self._store.index_path
+
+    @property
+    def records_dir(self) -> Path:
+        """The folder of record files."""
+        return self._store.folder.path
+
+    def load(self) -> None:
+        """Make the memory equal the directory. Only files that changed since they were read are read again.
+
+        Records that cannot be used are set aside (`skipped`). Temporary files of killed writers are deleted, and an
+        index that says something else than the records is made again; a directory that cannot be written is only read.
+        """
+        store = self._store
+        with store.lock.threads():
+            self._check_folder()
+            strays = store.refresh()
+            stale = index.is_stale(index.read(store.index_path), store.folder)
+            strays = strays or self._strays_beside_index()
+        if strays:
+            with suppress(StoreUnavailable), store.lock.held():
+                store.sweep(store.refresh())
+        if stale:
+            store.index.mark()
+
+    def save(self) -> None:
+        """Write every record that was changed in memory, and the index.
+
+        All are checked before the first is written. A record that another process deleted meanwhile stays deleted, one
+        that it replaced stays replaced; files that were set aside are not touched. Raises RecordInvalid naming the field.
+        """
+        store = self._store
+        with store.lock.held():
+            with reaching(self.records_dir, "create"):
+                make_folder(self.records_dir)
+            edited = store.folder.edited()
+            for record in edited:
+                check_types(record)
+                encode(record)
+            store.refresh()
+            for record in edited:
+                if store.folder.records.get(record.id) is record:
+                    self._put(record)
+        store.index.flush()
+
+    @property
+    def records(self) -> dict[str, BenchmarkRecord]:
+        """Copy of the mapping id -> record; the records are the store's own."""
+        with self._store.lock.threads():
+            return dict(self._store.folder.records)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Files that are not used, as `records/<name>` -> why. They stay on disk as they are."""
+        with self._store.lock.threads():
+            return {f"{index.RECORDS}/{name}": why for name, why in self._store.folder.skipped().items()}
+
+    @property
+    def index_problem(self) -> str | None:
+        """Why `index.json` could not be brought up to date, None when it could. Records are safe either way."""
+        return self._store.index.problem
+
+    def find(self, record_id: str) -> BenchmarkRecord | None:
+        """The record of this id, None when there is none."""
+        with self._store.lock.threads():
+            return self._store.folder.records.get(record_id)
+
+    def find_best_match(
+        self,
+        model: ModelProfile,
+        workload: WorkloadProfile,
+        methods: list[str] | None = None,
+        *,
+        threshold: float = THRESHOLD,
+        hardware: Any | None = None,
+    ) -> dict[str, BenchmarkRecord]:
+        """The closest record of each method, where its score reaches the threshold; all methods when None.
+
+        With hardware (anything with `chip` and `mlx_version`) those two count; without, they are not compared.
+        """
+        store = self._store
+        with store.lock.threads():
+            groups = self._groups()
+            best: dict[str, BenchmarkRecord] = {}
+            for method in sorted(groups.labels) if methods is None else methods:
+                wanted = query(method, model, workload, hardware)
+                found = groups.matches(method, model, wanted, threshold)
+                if found:
+                    best[method] = found[0][1]
+            return best
+
+    def record_set(self, threshold: float = THRESHOLD) -> RecordSet:
+        """The records as they are in memory now, frozen, for a planner's snapshot."""
+        with self._store.lock.threads():
+            return RecordSet.frozen(self._groups(), len(self._store.folder.records), threshold)
+
+    def upsert(self, record: BenchmarkRecord) -> BenchmarkRecord:
+        """Insert a record, or replace the one of its id. Raises RecordInvalid naming the field."""
+        check_types(record)
+        with self._store.lock.held():
+            self._put(record)
+        self._store.index.mark()
+        return record
+
+    def add(
+        self,
+        method: str,
+        model_id: str,
+        *,
+        context_length: int,
+        batch_size: int = 1,
+        memory_bytes: int = 0,
+        memory_reduction: float | None = None,
+        throughput_tok_s: float = 0.0,
+        latency_ms_per_token: float = 0.0,
+        perplexity_delta: float | None = None,
+        chip: str = UNKNOWN,
+        mlx_version: str = UNKNOWN,
+        macos_version: str = UNKNOWN,
+        workload: WorkloadProfile | None = None,
+        source: str = "manual",
+        tags: list[str] | None = None,
+        architecture: str | None = None,
+        model: ModelProfile | None = None,
+    ) -> BenchmarkRecord:
+        """Store one measurement under its fingerprint and return it. Raises RecordInvalid naming the field.
+
+        A model gives the architecture, and a "parameters:" tag where the model id does not say its size. An earlier
+        measurement of the same fingerprint is replaced when it was made on the same MLX version, and kept under an id
+        of its own (`<id>-mlx<version>`) when not.
+        """
+        fields = {name: value for name, value in locals().items() if name not in ("self", "model")}
+        record = _new_record(fields, model)
+        folder = self._store.folder
+        with self._store.lock.held():
+            earlier = folder.find(record.id)
+            other_version = earlier is not None and earlier.mlx_version != record.mlx_version
+            if earlier is not None and other_version:
+                self._put(BenchmarkRecord.from_dict(earlier.to_dict() | {"id": _version_id(earlier)}))
+            self._put(record)
+            if other_version:
+                self._delete(_version_id(record))
+        self._store.index.mark()
+        return record
+
+    def remove(self, record_id: str) -> bool:
+        """Delete a record. False when there is none, on disk or in memory."""
+        store = self._store
+        if not store.directory.exists():
+            return False
+        with store.lock.held():
+            removed = self._delete(record_id)
+        if removed:
+            store.index.mark()
+        return removed
+
+    def clear(self) -> None:
+        """Delete every record that can be used, those of other processes included. Files set aside stay."""
+        store = self._store
+        with store.lock.held():
+            with reaching(self.records_dir, "create"):
+                make_folder(self.records_dir)
+            store.refresh()
+            for record_id in list(store.folder.records):
+                self._delete(record_id)
+        store.index.flush()
+
+    def close(self) -> None:
+        """Bring the index up to date if it is behind. Called by itself when the object goes and at exit."""
+        self._store.index.close()
+
+    def __len__(self) -> int:
+        """How many records can be used."""
+        return len(self._store.folder.records)
+
+    def _put(self, record: BenchmarkRecord) -> None:
+        store = self._store
+        try:
+            with reaching(self.records_dir, "create"):
+                make_folder(self.records_dir)
+            store.folder.put(record)
+        finally:
+            store.settle()
+
+    def _delete(self, record_id: str) -> bool:
+        try:
+            return self._store.folder.delete(record_id)
+        finally:
+            self._store.settle()
+
+    def _groups(self) -> RecordGroups:
+        store = self._store
+        if store.groups is None:
+            store.groups = RecordGroups(store.folder.records.values())
+        return store.groups
+
+    def _check_folder(self) -> None:
+        directory = self.storage_dir
+        with reaching(directory, "look at"):
+            wrong = directory.exists() and not directory.is_dir()
+        if wrong:
+            hint = "move it away, or choose another records.directory"
+            raise StoreUnavailable(f"{directory} is not a folder", hint=hint)
+
+    def _strays_beside_index(self) -> list[str]:
+        with suppress(OSError):
+            return list_folder(self.storage_dir)[1]
+        return []
+
+
+def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> BenchmarkRecord:
+    """The record of an `add` call, checked. Raises RecordInvalid."""
+    tags = fields["tags"]
+    fields["tags"] = list(tags) if isinstance(tags, (list, tuple)) else ([] if tags is None else tags)
+    if fields["architecture"] is None:
+        fields["architecture"] = UNKNOWN if model is None else model.architecture
+    if model is not None and model.num_parameters and named_parameters(str(fields["model_id"])) is None:
+        fields["tags"].append(f"{PARAMETERS_TAG}{model.num_parameters}")
+    if fields["workload"] is None:
+        fields["workload"] = _workload_of(fields["context_length"], fields["batch_size"])
+    key = (fields["method"], fields["model_id"], fields["context_length"], fields["batch_size"], fields["chip"])
+    words = all(isinstance(part, str) for part in (key[0], key[1], key[4]))
+    record = BenchmarkRecord(id=benchmark_fingerprint(*key) if words else "0", **fields)
+    check_types(record)
+    return record
+
+
+def _version_id(record: BenchmarkRecord) -> str:
+    """Id under which a measurement is kept once another MLX version has taken its fingerprint."""
+    return f"{record.id}-mlx{re.sub(r'[^A-Za-z0-9.]', '_', record.mlx_version)[:40]}"
+
+
+def _workload_of(context_length: int, batch_size: int) -> WorkloadProfile:
+    try:
+        return WorkloadProfile(context_length=context_length, batch_size=batch_size)
+    except InvalidParams as error:
+        raise RecordInvalid(error.message, hint=error.hint, field=error.field) from error

@@ -1,0 +1,253 @@
+"""The record files in memory: which there are, which of them serve, and why others do not.
+
+The folder is the truth. A refresh lists it and reads only files whose signature changed; a file so young that a change
+within one clock tick could hide is read again and compared by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from veloxquant.benchmarks.records import BenchmarkRecord
+from veloxquant.benchmarks.storage import (
+    MAX_RECORD_BYTES,
+    Signature,
+    Unreadable,
+    flush_folder,
+    list_folder,
+    reaching,
+    read_small,
+    write_atomically,
+)
+from veloxquant.benchmarks.validation import invalid
+from veloxquant.errors import RecordInvalid
+
+Change = tuple[BenchmarkRecord | None, BenchmarkRecord | None]
+"""What served before and what serves now under one id."""
+
+# The coarsest clock of a file system in use is FAT's, 2 s.
+CLOCK_TICK_NS = 2 * 10**9
+_MAX_NAMES = 1000
+_NUMBERED = re.compile(r"(.+)\.(\d{1,6})")
+
+
+@dataclass(slots=True)
+class RecordFile:
+    """One file as last seen: the record in it, or the reason there is none."""
+
+    signature: Signature | None
+    digest: bytes
+    settled: bool
+    record: BenchmarkRecord | None
+    reason: str | None
+
+
+def encode(record: BenchmarkRecord) -> bytes:
+    """The record as it stands on disk. Raises RecordInvalid when it would be too large to be read back."""
+    try:
+        data = json.dumps(record.to_dict(), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except ValueError as error:
+        raise invalid("record", record.id, "made of finite numbers and text in UTF-8", str(error)) from error
+    if len(data) > MAX_RECORD_BYTES:
+        longest = max(record.to_dict().items(), key=lambda item: len(repr(item[1])))[0]
+        raise invalid(longest, len(data), f"a record of at most {MAX_RECORD_BYTES} bytes", f"shorten {longest}")
+    return data
+
+
+def decode(data: bytes) -> BenchmarkRecord:
+    """The record in a file's bytes. Raises RecordInvalid. Of equal keys the last one counts, as in every JSON reader."""
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        content = _leniently(data)
+        if content is None:
+            raise RecordInvalid(f"it is not JSON: {error}", hint="write it again, or delete it") from error
+        BenchmarkRecord.from_dict(content)  # names the field that strict JSON cannot hold
+        raise RecordInvalid(f"it is not strict JSON: {error}", hint="write NaN and infinities as null") from error
+    return BenchmarkRecord.from_dict(content)
+
+
+def _leniently(data: bytes) -> Any:
+    """NaN and infinities, which other writers let through; None where that does not help."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+class RecordFolder:
+    """Mirror of one `records` folder. Not thread-safe: its owner holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, BenchmarkRecord] = {}
+        self.changes: list[Change] = []
+        """What changed for users since the owner last emptied it; complete even when an operation failed half-way."""
+        self._files: dict[str, RecordFile] = {}
+        self._names: dict[str, list[str]] = {}
+
+    def refresh(self) -> list[str]:
+        """Make the mirror equal the folder; returns the names of temporary files lying about.
+
+        Raises StoreUnavailable when the folder cannot be listed.
+        """
+        with reaching(self.path, "read"):
+            listing, strays = list_folder(self.path)
+        for name in self._files.keys() - listing.keys():
+            self._replace(name, None)
+        for name, seen in listing.items():
+            self._note(name, seen)
+        return strays
+
+    def put(self, record: BenchmarkRecord) -> None:
+        """Write one record, durably; the cost does not depend on how many there are.
+
+        Raises RecordInvalid, or StoreUnavailable with the folder as it was.
+        """
+        data = encode(record)
+        name = self._name_for(record.id)
+        with reaching(self.path, "write to"):
+            seen = write_atomically(self.path / name, data)
+        self._replace(name, RecordFile(seen, _digest(data), False, record, None))
+
+    def delete(self, record_id: str) -> bool:
+        """Delete every readable file of one record, and nothing else; False when there was none."""
+        for number, name in enumerate(_names_of(record_id)):
+            self._look(name)
+            if number > 0 and name not in self._files:
+                break
+        names = list(self._names.get(record_id, ()))
+        with reaching(self.path, "delete from"):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    os.unlink(self.path / name)
+                self._replace(name, None)
+            if names:
+                flush_folder(self.path)
+        return bool(names)
+
+    def find(self, record_id: str) -> BenchmarkRecord | None:
+        """The record of this id as its own file has it now, whatever other processes did."""
+        self._look(f"{record_id}.json")
+        return self.records.get(record_id)
+
+    def file_name(self, record_id: str) -> str:
+        """The file that serves this id. Raises KeyError."""
+        return self._names[record_id][0]
+
+    def edited(self) -> list[BenchmarkRecord]:
+        """Records that were changed in memory since they were read, while their file stayed the same."""
+        return [record for record_id, record in self.records.items() if self._was_edited(record_id, record)]
+
+    def skipped(self) -> dict[str, str]:
+        """File name -> why it does not serve."""
+        reasons = {name: file.reason for name, file in self._files.items() if file.reason is not None}
+        for record_id, names in self._names.items():
+            reasons |= dict.fromkeys(names[1:], f"it has the id {record_id}, which {names[0]} has too")
+        return dict(sorted(reasons.items()))
+
+    def _was_edited(self, record_id: str, record: BenchmarkRecord) -> bool:
+        name = self.file_name(record_id)
+        fresh = self._read(name, None)
+        return fresh is not None and fresh.digest == self._files[name].digest and fresh.record != record
+
+    def _look(self, name: str) -> None:
+        """Make the mirror equal the folder in this one name."""
+        self._replace(name, self._read(name, self._files.get(name)))
+
+    def _note(self, name: str, seen: Signature | str) -> None:
+        old = self._files.get(name)
+        if isinstance(seen, str):
+            self._replace(name, RecordFile(None, b"", True, None, seen))
+        elif old is None or not old.settled or old.signature != seen:
+            self._look(name)
+
+    def _read(self, name: str, old: RecordFile | None) -> RecordFile | None:
+        """What is in a file now, None when there is none. Where the content is `old`'s, so is the record."""
+        now = time.time_ns()
+        try:
+            data, seen = read_small(self.path / name)
+        except FileNotFoundError:
+            return None
+        except Unreadable as error:
+            return RecordFile(None, b"", True, None, str(error))
+        digest, settled = _digest(data), max(seen.mtime_ns, seen.ctime_ns) + CLOCK_TICK_NS < now
+        if old is not None and old.digest == digest:
+            return RecordFile(seen, digest, settled, old.record, old.reason)
+        try:
+            return RecordFile(seen, digest, settled, decode(data), None)
+        except RecordInvalid as error:
+            return RecordFile(seen, digest, settled, None, error.message)
+
+    def _replace(self, name: str, new: RecordFile | None) -> None:
+        """Put what a file holds now into the mirror."""
+        old = self._files.get(name)
+        if new is None:
+            self._files.pop(name, None)
+        else:
+            self._files[name] = new
+        gone, come = (file.record.id if file and file.record else None for file in (old, new))
+        if gone is not None and gone != come:
+            self._names[gone].remove(name)
+            self._serve(gone)
+        if come is not None and gone != come:
+            names = self._names.setdefault(come, [])
+            names.append(name)
+            names.sort(key=lambda other: _rank(come, other))
+        if come is not None:
+            self._serve(come)
+
+    def _serve(self, record_id: str) -> None:
+        """Let the first-ranked file of an id serve it."""
+        before = self.records.get(record_id)
+        names = self._names[record_id]
+        after = self._files[names[0]].record if names else None
+        if after is None:
+            del self._names[record_id]
+            self.records.pop(record_id, None)
+        else:
+            self.records[record_id] = after
+        if before is not after:
+            self.changes.append((before, after))
+
+    def _name_for(self, record_id: str) -> str:
+        """A file name that holds this record or nothing; a damaged or foreign file is left where it is."""
+        for name in _names_of(record_id):
+            self._look(name)
+            file = self._files.get(name)
+            if file is None or (file.record is not None and file.record.id == record_id):
+                return name
+        raise invalid("id", record_id, "free", "move the damaged files of this id elsewhere")
+
+
+def _names_of(record_id: str) -> Iterator[str]:
+    """The file named after an id, then the stand-ins used while that name is taken by a damaged file."""
+    yield f"{record_id}.json"
+    for number in range(2, _MAX_NAMES):
+        yield f"{record_id}.{number}.json"
+
+
+def _rank(record_id: str, name: str) -> tuple[int, str]:
+    """Order of files that claim one id: the file named after it, its numbered stand-ins, then any other."""
+    stem = name.removesuffix(".json")
+    if stem == record_id:
+        return 0, name
+    found = _NUMBERED.fullmatch(stem)
+    if found and found[1] == record_id:
+        return int(found[2]), name
+    return 10**7, name
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,100 @@
+"""How close two measurements are: one factor in 0..1 for each axis, and their product.
+
+Every factor is 1 for equal values, symmetric, and falls as the values move apart, so the product is too. The factors
+are conventions of this store, not physics: they order evidence and decide, with a threshold, which of it is too far
+away to use. Default threshold 0.6, so alone on its axis: a context or batch up to 6 times larger or smaller passes, a
+neighbouring chip tier (M4 and M4 Pro) or three generations of the same tier pass, M4 against M4 Max does not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+
+from veloxquant.benchmarks.fingerprint import known
+
+THRESHOLD = 0.6
+UNSTATED = -1
+"""A context or batch that a query leaves out."""
+ANY = "any"
+"""A chip or version that a query leaves out; unlike "unknown", which is never equal to anything."""
+
+_OCTAVE_COST = 0.25
+_TIERS = ("base", "pro", "max", "ultra")
+_TIER_FACTORS = (1.0, 0.75, 0.55, 0.4)
+_GENERATION_FACTOR = 0.85
+_DISTANT_CHIP = 0.25
+_UNRELATED_CHIP = 0.2
+_UNKNOWN_CHIP = 0.7
+_UNKNOWN_VERSION = 0.9
+# (factor at no distance, most that distance can cost, distance at which half of that is spent) for a first difference
+# in major, minor and patch: each range lies wholly below the next one.
+_VERSION_COSTS = ((0.7, 0.2, 2.0), (0.97, 0.22, 4.0), (1.0, 0.03, 4.0))
+# "Apple M3 Max" and "M10"; never a substring: "AMD EPYC 7M12" and "Intel m3-7Y32" are no Apple chips.
+_APPLE_CHIP = re.compile(r"(?:apple )?m([1-9]\d?)(?: (pro|max|ultra))?")
+_VERSION = re.compile(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?")
+
+
+def size_factor(ours: float, theirs: float) -> float:
+    """Closeness of two lengths or batches by their ratio: 1 / (1 + octaves apart / 4). 0 for an impossible size."""
+    if not (ours >= 1 and theirs >= 1):
+        return 0.0
+    return 1.0 / (1.0 + _OCTAVE_COST * abs(math.log2(ours) - math.log2(theirs)))
+
+
+def reach(threshold: float) -> float:
+    """The largest ratio of two sizes whose factor still reaches the threshold; infinite for a threshold of 0."""
+    if threshold <= 0:
+        return math.inf
+    return 2.0 ** min(1000.0, max(0.0, (1.0 / threshold - 1.0) / _OCTAVE_COST) + 1e-9)
+
+
+@lru_cache(maxsize=4096)
+def chip_factor(ours: str, theirs: str) -> float:
+    """Closeness of two chips by generation and tier; an unknown chip is close to none, not even to another unknown."""
+    if ANY in (ours, theirs):
+        return 1.0
+    if not (known(ours) and known(theirs)):
+        return _UNKNOWN_CHIP
+    if _plain(ours) == _plain(theirs):
+        return 1.0
+    mine, other = _apple_chip(ours), _apple_chip(theirs)
+    if mine is None or other is None:
+        return _UNRELATED_CHIP
+    generations, tiers = abs(mine[0] - other[0]), abs(mine[1] - other[1])
+    return max(_DISTANT_CHIP, _GENERATION_FACTOR**generations * _TIER_FACTORS[tiers])
+
+
+@lru_cache(maxsize=4096)
+def version_factor(ours: str, theirs: str) -> float:
+    """Closeness of two MLX versions by the first number in which they differ, and by how much."""
+    if ANY in (ours, theirs):
+        return 1.0
+    if not (known(ours) and known(theirs)):
+        return _UNKNOWN_VERSION
+    mine, other = _version(ours), _version(theirs)
+    if mine is None or other is None:
+        return 1.0 if ours == theirs else _UNKNOWN_VERSION
+    for (start, most, half), a, b in zip(_VERSION_COSTS, mine, other, strict=True):
+        if a != b:
+            return start - most * abs(a - b) / (abs(a - b) + half)
+    return 1.0
+
+
+@lru_cache(maxsize=1024)
+def _plain(chip: str) -> str:
+    return " ".join(chip.casefold().split()).removeprefix("apple ")
+
+
+@lru_cache(maxsize=1024)
+def _apple_chip(chip: str) -> tuple[int, int] | None:
+    """(generation, index of the tier), None for anything that is not an Apple M chip."""
+    found = _APPLE_CHIP.fullmatch(_plain(chip))
+    return (int(found[1]), _TIERS.index(found[2] or "base")) if found else None
+
+
+@lru_cache(maxsize=1024)
+def _version(text: str) -> tuple[int, int, int] | None:
+    found = _VERSION.match(text.strip())
+    return (int(found[1]), int(found[2] or 0), int(found[3] or 0)) if found else None

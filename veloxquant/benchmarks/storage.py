@@ -1,0 +1,189 @@
+"""Files of the store: written whole or not at all, read only when they are small regular files.
+
+A write goes to a temporary file in the same folder, is flushed to the disk, renamed over its place, and the folder is
+flushed too; when the call returns, the file survives a crash. Nothing here knows what a record is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from veloxquant.errors import StoreUnavailable
+
+MAX_RECORD_BYTES = 64 * 1024
+RECORD_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
+_TEMPORARY = re.compile(r"\.vq-[\w.-]+\.tmp", re.ASCII)
+
+_HINTS = {
+    errno.ENOSPC: "free some space on the disk; nothing that was stored is lost",
+    errno.EDQUOT: "free some of your quota; nothing that was stored is lost",
+    errno.EROFS: "the file system is read-only: choose another records.directory",
+    errno.EACCES: "make the folder yours (chown, chmod u+rwx) or choose another records.directory",
+    errno.EPERM: "make the folder yours (chown, chmod u+rwx) or choose another records.directory",
+    errno.ENOTDIR: "something that is not a folder is in the way: move it, or choose another records.directory",
+    errno.EEXIST: "something that is not a folder is in the way: move it, or choose another records.directory",
+}
+
+
+class Signature(NamedTuple):
+    """What tells that a file is still the one that was read. Two equal ones can differ within a clock tick."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Unreadable(Exception):  # noqa: N818 -- named for what it says of a file
+    """This file is not read; the text says why. Never leaves the room."""
+
+
+def signature(status: os.stat_result) -> Signature:
+    """The parts of a stat that change with content."""
+    return Signature(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@contextmanager
+def reaching(path: Path, purpose: str) -> Iterator[None]:
+    """Turn what the system says of `path` into StoreUnavailable with a way out."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        hint = _HINTS.get(error.errno or 0, "check the folder with `ls -ld`, or choose another records.directory")
+        raise StoreUnavailable(f"cannot {purpose} {path}: {reason}", hint=hint) from error
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents so that they survive a crash. Raises OSError."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        flush_folder(path.parent)
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> Signature:
+    """Put `data` at `path` by a rename; returns the signature of the new file.
+
+    Raises OSError, and then the old file is untouched and no temporary file is left. `durable=False` skips the flushes,
+    for what can be made again.
+    """
+    temporary = path.with_name(f".vq-{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        flush_folder(path.parent)
+    return signature(os.lstat(path))
+
+
+def flush_folder(path: Path) -> None:
+    """Make renames and deletions in a folder survive a crash. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot flush a folder; their server orders the rename itself.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def list_folder(folder: Path) -> tuple[dict[str, Signature | str], list[str]]:
+    """What is in a folder of records: name -> signature, or why that entry is not read; and stray temporary files.
+
+    Names that are no records by convention (hidden, editors' backups, other suffixes) are left out.
+    Raises OSError; a folder that does not exist is empty.
+    """
+    found: dict[str, Signature | str] = {}
+    strays: list[str] = []
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return found, strays
+    with entries:
+        for entry in entries:
+            if _TEMPORARY.fullmatch(entry.name):
+                strays.append(entry.name)
+            elif entry.name.endswith(".json") and not entry.name.startswith((".", "#")):
+                _look(entry, found)
+    return found, strays
+
+
+def _look(entry: os.DirEntry[str], found: dict[str, Signature | str]) -> None:
+    if RECORD_NAME.fullmatch(entry.name) is None:
+        found[os.fsencode(entry.name).decode("utf-8", "backslashreplace")] = (
+            "its name has characters other than letters, digits and . _ -"
+        )
+        return
+    with suppress(FileNotFoundError):
+        status = entry.stat(follow_symlinks=False)
+        found[entry.name] = why_not(status) or signature(status)
+
+
+def why_not(status: os.stat_result) -> str | None:
+    """Why a directory entry is not read as a record, None when it may be."""
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a symbolic link"
+    if stat.S_ISDIR(status.st_mode):
+        return "it is a folder"
+    if not stat.S_ISREG(status.st_mode):
+        return "it is not a regular file"
+    if status.st_size > MAX_RECORD_BYTES:
+        return f"it has {status.st_size} bytes, more than {MAX_RECORD_BYTES}"
+    return None
+
+
+def read_small(path: Path) -> tuple[bytes, Signature]:
+    """Content and signature of a record file.
+
+    Raises FileNotFoundError, and Unreadable for anything that is not a small regular file we may read.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not block us
+    try:
+        descriptor = os.open(path, flags)
+        try:
+            return _read_open(descriptor)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        loop = error.errno == errno.ELOOP
+        raise Unreadable("it is a symbolic link" if loop else f"it cannot be read: {error.strerror}") from error
+
+
+def _read_open(descriptor: int) -> tuple[bytes, Signature]:
+    # The signature is from before the reading: a write in between shows as a change at the next look.
+    status = os.fstat(descriptor)
+    reason = why_not(status)
+    if reason is not None:
+        raise Unreadable(reason)
+    data = os.read(descriptor, MAX_RECORD_BYTES + 1)
+    if len(data) > MAX_RECORD_BYTES:
+        raise Unreadable(f"it has more than {MAX_RECORD_BYTES} bytes")
+    return data, signature(status)

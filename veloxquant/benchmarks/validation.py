@@ -1,0 +1,92 @@
+"""What no measurement can be, field by field. The planner never sees a record that fails here."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.errors import RecordInvalid
+from veloxquant.profiles import WorkloadProfile
+from veloxquant.profiles.workload import MAX_CONTEXT_TOKENS, MAX_ROWS
+
+if TYPE_CHECKING:
+    from veloxquant.benchmarks.records import BenchmarkRecord
+
+MAX_REDUCTION = 4.0
+"""A cache four times the size of the 16-bit one is a slip of units, not a cache."""
+MAX_BYTES = 2**63 - 1
+
+# An id is a file name on every system.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_WORDS = ("method", "model_id")
+_TEXTS = ("architecture", "chip", "mlx_version", "macos_version", "created_at", "source")
+_WHOLE = {
+    "context_length": (1, MAX_CONTEXT_TOKENS),
+    "batch_size": (1, MAX_ROWS),
+    "memory_bytes": (0, MAX_BYTES),
+}
+_AMOUNTS = ("throughput_tok_s", "latency_ms_per_token")
+
+
+def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
+    """The error for one field: what it is, what it should be, what to do."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."  # noqa: PLR2004 -- one line of a terminal
+    return RecordInvalid(f"{name} is {shown}, which is not {wanted}", hint=hint, field=name)
+
+
+def check_types(record: BenchmarkRecord) -> None:
+    """Raise RecordInvalid naming the first field that no measurement can have."""
+    values = record.__dict__
+    if not (isinstance(record.id, str) and _ID.fullmatch(record.id)):
+        raise invalid("id", record.id, "a file name of letters, digits and . _ -", "use benchmark_fingerprint()")
+    for name in _WORDS:
+        _check_text(name, values[name])
+        if not values[name].strip() or "\0" in values[name]:
+            raise invalid(name, values[name], "a name", f"say what the {name} was")
+    for name in _TEXTS:
+        _check_text(name, values[name])
+    for name, (low, high) in _WHOLE.items():
+        value = values[name]
+        if type(value) is not int or not low <= value <= high:
+            raise invalid(name, value, f"a whole number from {low} to {high}", _hint(name))
+    for name in _AMOUNTS:
+        if not _finite(values[name]) or values[name] < 0:
+            raise invalid(name, values[name], "a finite number of at least 0", "leave it 0 when it was not measured")
+    _check_ratios(record)
+    if not isinstance(record.workload, WorkloadProfile):
+        raise invalid("workload", record.workload, "a WorkloadProfile", "build one with the run's lengths")
+    _check_tags(record.tags)
+
+
+def _check_ratios(record: BenchmarkRecord) -> None:
+    reduction, delta = record.memory_reduction, record.perplexity_delta
+    if reduction is not None and not (_finite(reduction) and 0 < reduction <= MAX_REDUCTION):
+        raise invalid(
+            "memory_reduction", reduction, f"above 0 and at most {MAX_REDUCTION:g}", "leave it None when not measured"
+        )
+    if delta is not None and not _finite(delta):
+        raise invalid("perplexity_delta", delta, "a finite number", "leave it None when it was not measured")
+
+
+def _check_tags(tags: object) -> None:
+    if not isinstance(tags, list):
+        raise invalid("tags", tags, "a list of words", "give a list, empty for none")
+    for tag in tags:
+        _check_text("tags", tag)
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise invalid(name, value, "text", f"give {name} as a string")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise invalid(name, value, "text in UTF-8", "remove the lone surrogate")
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _hint(name: str) -> str:
+    return "leave it 0 when it was not measured" if name == "memory_bytes" else f"give the {name} of the run"
