@@ -53,6 +53,8 @@ class ChipFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_options_gb: tuple[int, ...]
     confidence: float
     sources: Mapping[str, str]
+    extrapolated: bool = False
+    """The table has no row of this generation and tier."""
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +203,7 @@ def _extrapolated(chip: ChipName, gpu_cores: int | None) -> ChipFacts | None:
         decode_efficiency=efficiency,
         memory_options_gb=(),
         confidence=_EXTRAPOLATED,
+        extrapolated=True,
         sources={
             "bandwidth_gbps": f"{remark}: {how}",
             "prefill_tflops": f"{remark}; {prefill_source}",

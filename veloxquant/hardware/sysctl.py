@@ -7,22 +7,31 @@ import ctypes
 _MOST_BYTES = 1024
 
 
-def read(name: str) -> int | str | None:
-    """The value of one name, None when the kernel has no such name. Raises OSError where sysctlbyname is missing."""
-    raw = _raw(name)
-    return None if raw is None else decode(raw)
+def whole(name: str) -> int | None:
+    """A whole number, None when the kernel has no such name. Raises OSError where there is no sysctlbyname."""
+    raw = _read(name)
+    return None if raw is None else decode_whole(raw)
 
 
-def decode(raw: bytes) -> int | str:
-    """Four or eight bytes are a whole number, unless they are text that ends in NUL; anything else is text."""
-    text = raw.rstrip(b"\0")
-    printable = len(text) >= 2 and raw.endswith(b"\0") and all(32 <= byte < 127 for byte in text)  # noqa: PLR2004 -- ASCII
-    if len(raw) in (4, 8) and not printable:
-        return int.from_bytes(raw, "little", signed=True)
-    return text.decode("utf-8", "replace")
+def text(name: str) -> str | None:
+    """A text, None when the kernel has no such name. Raises OSError where there is no sysctlbyname."""
+    raw = _read(name)
+    return None if raw is None else decode_text(raw)
 
 
-def _raw(name: str) -> bytes | None:
+def decode_whole(raw: bytes) -> int:
+    """Four or eight bytes, least significant first, as both Intel and Apple processors keep them."""
+    if len(raw) not in (4, 8):
+        raise OSError(f"{len(raw)} bytes are no whole number")
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def decode_text(raw: bytes) -> str:
+    """Bytes up to the first NUL."""
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _read(name: str) -> bytes | None:
     try:
         call = ctypes.CDLL(None).sysctlbyname
     except AttributeError:

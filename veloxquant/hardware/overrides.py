@@ -1,0 +1,192 @@
+"""A profile with some facts given: this machine with another limit, or "as if on" a machine that is not here.
+
+Naming a chip, or a memory size, describes another machine: what is known of this one's chip or memory then no longer
+counts. Chip facts come from the chip table. The working set of a Mac that is not here comes from what Macs of that
+memory size reported, and is unknown where none did: it is never computed from a ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from veloxquant.errors import InvalidParams
+from veloxquant.hardware import chips, recorded
+from veloxquant.hardware.findings import text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from veloxquant.profiles import HardwareProfile
+
+_MOST_BYTES = 2**53
+_MOST_GBPS = 1_000_000
+_MOST_CORES = 4096
+
+
+def with_overrides(profile: HardwareProfile, overrides: Mapping[str, Any]) -> HardwareProfile:
+    """The profile with these facts given; keys as in the protocol's `hardware`, None means not given.
+
+    Raises InvalidParams naming the key that is unknown, of the wrong type or out of range.
+    """
+    given = {key: _checked(key, value) for key, value in overrides.items() if value is not None or key not in _KEYS}
+    if not given:
+        return profile
+    fields, sources = dict[str, Any](), dict(profile.sources)
+    if "chip" in given or "gpu_cores" in given:
+        _as_if_chip(profile, given, fields, sources)
+    if "chip" in given or "total_memory_bytes" in given:
+        _as_if_memory(profile, given, fields, sources)
+    elif "working_set_bytes" in given and profile.working_set_bytes is None:
+        _put(fields, sources, "active_bytes", 0, "as if: what is active here lies in main memory, not in a working set")
+    for key, value in given.items():
+        _put(fields, sources, key, value, "given")
+    return msgspec.structs.replace(profile, **fields, sources=sources)
+
+
+def _as_if_chip(
+    profile: HardwareProfile, given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]
+) -> None:
+    """Chip facts of the table. A GPU core count alone means this machine's chip in another variant."""
+    name = given.get("chip", profile.chip)
+    parsed = chips.parse(name)
+    facts = chips.lookup(name, given.get("gpu_cores")) if name else None
+    label = f"as if: {name}"
+    for field in ("gpu_cores", "performance_cores", "efficiency_cores"):
+        _put(fields, sources, field, None, f"{label}: not given")
+    for field, value in (
+        ("generation", parsed.generation if parsed else None),
+        ("tier", parsed.tier if parsed else None),
+        ("bandwidth_gbps", facts.bandwidth_gbps if facts else None),
+        ("prefill_tflops", facts.prefill_tflops if facts else None),
+        ("decode_efficiency", facts.decode_efficiency if facts else {}),
+    ):
+        known = facts.sources.get(field, "the chip's name") if facts else "not an Apple M chip"
+        _put(fields, sources, field, value, f"{label}: {known}")
+    if "chip" in given:
+        backend = "metal" if parsed else None
+        _put(fields, sources, "backend", backend, label if parsed else f"{label}: not an Apple M chip")
+
+
+def _as_if_memory(
+    profile: HardwareProfile, given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]
+) -> None:
+    """Another machine's memory: nothing of this one's is left, and nothing is active on it."""
+    total = given.get("total_memory_bytes")
+    record = _record(profile, given, total)
+    for field in ("total_memory_bytes", "available_bytes"):
+        _put(fields, sources, field, None, "as if: not given")
+    reason = _no_record(given.get("chip", profile.chip), total)
+    working_set, buffer = (record.working_set_bytes, record.max_buffer_bytes) if record else (None, None)
+    sentence = f"as if: {record.sentence}" if record else reason
+    _put(fields, sources, "working_set_bytes", working_set, sentence)
+    if record and buffer is None:
+        buffer = int(record.working_set_bytes * recorded.BUFFER_SHARE)
+        sentence = f"as if: {recorded.BUFFER_SHARE} x the default working set, as all current reports agree; {sentence}"
+    _put(fields, sources, "max_buffer_bytes", buffer, sentence)
+    _put(fields, sources, "active_bytes", 0, "as if: nothing else runs there")
+    _put(fields, sources, "wired_limit_bytes", None, "as if: the system's default limit")
+    _as_if_system(given, fields, sources)
+
+
+def _as_if_system(given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]) -> None:
+    """The engine's version stays (its rules size the caches); the operating system is the other machine's."""
+    if "chip" in given:
+        for field in ("os_name", "os_version", "macos_version"):
+            _put(fields, sources, field, None, "as if: not given")
+    if "macos_version" in given:
+        _put(fields, sources, "os_name", "macOS", "given")
+        _put(fields, sources, "os_version", given["macos_version"], "given")
+
+
+def _record(profile: HardwareProfile, given: Mapping[str, Any], total: int | None) -> recorded.WorkingSet | None:
+    apple = chips.parse(given.get("chip", profile.chip)) is not None
+    return recorded.working_set(total, given.get("macos_version")) if apple and total is not None else None
+
+
+def _no_record(chip: str | None, total: int | None) -> str:
+    if chips.parse(chip) is None:
+        return "as if: no recorded reports for what is not an Apple M chip"
+    if total is None:
+        return "as if: total_memory_bytes not given"
+    return f"as if: no report of a Mac with {total} bytes of memory is known"
+
+
+def _put(fields: dict[str, Any], sources: dict[str, str], field: str, value: Any, source: str) -> None:
+    fields[field] = value
+    sources[field] = source
+
+
+def _checked(key: str, value: Any) -> Any:
+    check = _KEYS.get(key)
+    if check is None:
+        import difflib
+
+        near = difflib.get_close_matches(str(key), _KEYS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_KEYS)}"
+        raise InvalidParams(f"hardware.{key} is not known", hint=hint, field=f"hardware.{key}")
+    return check(f"hardware.{key}", value)
+
+
+def _size(field: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST_BYTES:
+        return value
+    _refuse(field, value, f"a whole number of bytes from {least} to {_MOST_BYTES}", "16 GB of a Mac are 17179869184")
+    return None
+
+
+def _amount(field: str, value: Any) -> int:
+    return _size(field, value, 0)
+
+
+def _cores(field: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_CORES:
+        return value
+    _refuse(field, value, f"a whole number from 1 to {_MOST_CORES}", "leave it out when it is unknown")
+    return None
+
+
+def _rate(field: str, value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and 0 < value <= _MOST_GBPS and math.isfinite(value):
+        return float(value)
+    _refuse(field, value, f"a number of GB/s above 0 and up to {_MOST_GBPS}", "GB/s are 1e9 bytes a second")
+    return None
+
+
+def _name(field: str, value: Any) -> str:
+    found = text(value)
+    if found is not None and len(found) == len(" ".join(value.split())):
+        return chips.clean(found) or found
+    _refuse(field, value, "one line of text", 'give a name such as "Apple M4 Max"')
+    return None
+
+
+def _version(field: str, value: Any) -> str:
+    found = text(value)
+    if found is not None and found[0].isdigit() and " " not in found:
+        return found
+    _refuse(field, value, "a version", 'give it as text, such as "26.1"')
+    return None
+
+
+def _refuse(field: str, value: Any, expected: str, hint: str) -> NoReturn:
+    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
+    raise InvalidParams(f"{field} is {shown[:80]}, which is not {expected}", hint=hint, field=field)
+
+
+_KEYS: Mapping[str, Callable[[str, Any], Any]] = {
+    "chip": _name,
+    "gpu_cores": _cores,
+    "total_memory_bytes": _size,
+    "working_set_bytes": _size,
+    "active_bytes": _amount,
+    "max_buffer_bytes": _size,
+    "bandwidth_gbps": _rate,
+    "mlx_version": _version,
+    "macos_version": _version,
+}
+KEYS = tuple(_KEYS)
+"""What may be given."""
