@@ -1,0 +1,75 @@
+"""What the planner's process and the trace worker say to each other: one request, then one JSON answer a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from veloxquant.profiles.model import ModelProfile, Probe
+
+PREFILL_TOKENS = 24
+DECODE_STEPS = 8
+TRACE_RUNS = ((PREFILL_TOKENS, 1), (1, DECODE_STEPS))
+"""Calls of a trace, as (tokens, calls). Short, since recurrent layers unroll once for each token on the CPU."""
+
+FailureKind = Literal["not_supported", "config_invalid", "engine_missing"]
+
+
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant to try in place of the engine's own caches."""
+
+    method: str
+    label: str
+    params: Mapping[str, int | float | str | bool] = {}
+
+
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One model to trace. `config_json` is JSON as Python writes it: published configs hold Infinity."""
+
+    model_id: str
+    config_json: str
+    config_hash: str
+    dtype: str
+    factory: str = ""
+    """"module:callable" that makes the object which builds method caches."""
+    probes: tuple[ProbeRequest, ...] = ()
+    memory_limit_bytes: int = 2 * 2**30
+    cpu_limit_s: int = 60
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
+    """The engine's own caches; always the first line of an answer that is no failure."""
+
+    profile: ModelProfile
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
+    """What one variant did; in the order of the request."""
+
+    probe: Probe
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The engine does not take the model, in its own words."""
+
+    kind: FailureKind
+    message: str
+    hint: str = ""
+
+
+Answer = Traced | Probed | Failed
+
+_ANSWERS = msgspec.json.Decoder(Answer)
+
+
+def decode_answers(lines: bytes) -> list[Traced | Probed | Failed]:
+    """Every whole, valid line; a line that was cut off or is none of ours is left out."""
+    answers: list[Any] = []
+    for line in lines.split(b"\n")[:-1]:
+        try:
+            answers.append(_ANSWERS.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            break
+    return answers

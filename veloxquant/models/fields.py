@@ -1,0 +1,77 @@
+"""Reading a published config: the same fact has many names, and may sit one level down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.profiles.model import CacheLayer
+
+_INNER = ("text_config", "llm_config", "language_config")
+"""Where models of several modalities keep their language model's fields."""
+
+_MOST = 2**40
+"""No width, count or length of a real model is above this; a larger one would only make arithmetic slow."""
+
+NUMBER_OF_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "num_transformer_layers")
+QUERY_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_query_heads")
+KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "kv_n_heads", "multi_query_group_num")
+HEAD_WIDTH = ("head_dim", "hidden_size_per_head", "kv_channels", "d_head")
+HIDDEN_SIZE = ("hidden_size", "d_model", "n_embd", "model_dim", "dim")
+MAX_POSITION = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_positions",
+    "seq_length",
+    "model_max_length",
+    "max_context_length",
+    "n_ctx",
+)
+SHARED_LAYERS = ("num_kv_shared_layers", "num_kv_reuse_layers")
+
+
+def sections(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The language model's own section first, then the config itself."""
+    inner = [config[name] for name in _INNER if isinstance(config.get(name), Mapping)]
+    return (*inner, config)
+
+
+def whole(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first of the named fields that is a whole number from 0 up, None when there is none."""
+    for section in sections(config):
+        for name in names:
+            value = section.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
+                return value
+    return None
+
+
+def text(config: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of the named fields that is a string, None when there is none."""
+    for section in sections(config):
+        for name in names:
+            value = section.get(name)
+            if isinstance(value, str):
+                return value
+    return None
+
+
+def stated_dtype(config: Mapping[str, Any]) -> str | None:
+    """What the config says its weights are: "bfloat16", "float16", "float32", or None."""
+    stated = (text(config, ("dtype", "torch_dtype")) or "").removeprefix("torch.")
+    return stated if stated in ("bfloat16", "float16", "float32") else None
+
+
+def head_width(config: Mapping[str, Any], layers: Sequence[CacheLayer]) -> int | None:
+    """Width of one query head: that of the first plain growing key, else what the config says."""
+    widths = [part.key_width for layer in layers for part in layer.parts if part.kind == "kv" and not part.latent]
+    if widths:
+        return widths[0]
+    nope, rope = whole(config, ("qk_nope_head_dim",)), whole(config, ("qk_rope_head_dim",))
+    if nope is not None and rope is not None:
+        return nope + rope
+    return whole(config, HEAD_WIDTH)

@@ -1,0 +1,171 @@
+"""What a checkpoint's weights take, from safetensors headers: no tensor is read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from veloxquant.errors import ModelConfigInvalid
+
+INDEX = "model.safetensors.index.json"
+_PATTERN = "model*.safetensors"
+"""What mlx-lm loads from a folder (mlx_lm.utils.load_model)."""
+
+_MAX_HEADER_BYTES = 32 * 2**20
+"""The format allows 100 MB; the largest published headers take about 12."""
+_MIN_HEADER_BYTES = len(b"{}")
+_MAX_INDEX_BYTES = 64 * 2**20
+
+_OF_MANY = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+class WeightFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of all tensors, and the number format K and V will follow."""
+
+    weights_bytes: int | None = None
+    source: str = ""
+    """"safetensors", "index" (some files are missing) or "given"."""
+    dtype: str | None = None
+    """Of the scales in a quantized checkpoint, else of most of the weights; None when it must come from the config."""
+    quantized: bool = False
+    missing: tuple[str, ...] = ()
+    """Files the index or the numbering names that are not there."""
+    notes: tuple[str, ...] = ()
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str] = {}
+    metadata: dict[str, object] = {}
+
+
+class _File(NamedTuple):
+    """What one header says: bytes of its tensors, bytes by number format, bytes of scales by number format."""
+
+    tensor_bytes: int
+    formats: Counter[str]
+    scale_formats: Counter[str]
+
+
+def read(folder: Path) -> WeightFacts | None:
+    """Facts about the weights in a model folder; None when it has none that mlx-lm would load.
+
+    Raises ModelConfigInvalid naming the file when a header or the index is damaged.
+    """
+    index = _index(folder / INDEX)
+    there = sorted(path for path in folder.glob(_PATTERN) if path.is_file())
+    missing = _missing(index, {path.name for path in there})
+    if not there and index is None:
+        return None
+    files = [_file(str(path), *_stamp(path)) for path in there]
+    held = sum(file.tensor_bytes for file in files)
+    stated = _stated_total(index)
+    notes: tuple[str, ...] = _notes(files)
+    if missing and stated is not None:
+        notes = (*notes, f"{len(missing)} weight files are missing, first {missing[0]}; the index's total is used")
+    elif stated is not None and stated != held:
+        notes = (*notes, f"{INDEX} states {stated} bytes, the files hold {held}; the files count")
+    return WeightFacts(
+        weights_bytes=stated if missing else held,
+        source="index" if missing else "safetensors",
+        dtype=_dtype(files),
+        quantized=any(file.scale_formats for file in files),
+        missing=missing,
+        notes=notes,
+    )
+
+
+def _index(path: Path) -> _Index | None:
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > _MAX_INDEX_BYTES:
+            raise _damaged(path, f"it is longer than {_MAX_INDEX_BYTES} bytes")
+        return msgspec.json.decode(path.read_bytes(), type=_Index)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _stated_total(index: _Index | None) -> int | None:
+    total = index.metadata.get("total_size") if index is not None else None
+    if isinstance(total, float) and total.is_integer():
+        total = int(total)
+    return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None
+
+
+def _missing(index: _Index | None, there: set[str]) -> tuple[str, ...]:
+    """Files that are named by the index, or by the numbering of those there, and absent."""
+    named = set(index.weight_map.values()) if index is not None else set()
+    for name in there:
+        if match := _OF_MANY.fullmatch(name):
+            count = int(match[2])
+            named.update(f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
+    return tuple(sorted(named - there))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise _damaged(path, str(error)) from error
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=2048)
+def _file(name: str, size: int, changed_ns: int) -> _File:  # noqa: ARG001 -- changed_ns makes a rewritten file a new key
+    """Read one header: 8 bytes of length (little-endian), then JSON (the safetensors format)."""
+    path = Path(name)
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not _MIN_HEADER_BYTES <= length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise _damaged(path, f"its header claims {length} bytes and the file has {size}")
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    return _summed(path, tensors, size - 8 - length)
+
+
+def _summed(path: Path, tensors: dict[str, _Tensor], room: int) -> _File:
+    formats: Counter[str] = Counter()
+    scales: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        begin, end = tensor.data_offsets
+        if not 0 <= begin <= end <= room:
+            raise _damaged(path, f"tensor {name!r} ends at byte {end} of {room}: the file is cut short or damaged")
+        formats[tensor.dtype] += end - begin
+        if name.endswith(".scales"):
+            scales[tensor.dtype] += end - begin
+    return _File(sum(formats.values()), formats, scales)
+
+
+def _dtype(files: list[_File]) -> str | None:
+    """The format of the scales in a quantized checkpoint; where they are no floats, or none, that of most bytes."""
+    for counts in ([file.scale_formats for file in files], [file.formats for file in files]):
+        total: Counter[str] = sum(counts, Counter())
+        floats = [(count, name) for name, count in total.items() if name in _FLOATS and count > 0]
+        if floats:
+            return _FLOATS[max(floats)[1]]
+    return None
+
+
+def _notes(files: list[_File]) -> tuple[str, ...]:
+    if any(name.startswith("F8_") for file in files for name in file.formats):
+        return ("the files hold 8-bit floats, which the engine may widen when it loads them",)
+    return ()
+
+
+def _damaged(path: Path, why: str) -> ModelConfigInvalid:
+    return ModelConfigInvalid(f"{path.name} cannot be read: {why}", hint="download the file again", field="model.path")
