@@ -1,0 +1,236 @@
+"""How long a plan takes, against the targets and against the peer's planner, all in one run: `make bench`.
+
+One client and 32 clients ask a daemon that holds 1,000 records; each client is a process of its own on a plain socket.
+The peer (PyPI `veloxquant-mlx`) is timed in its own environment when VELOXQUANT_PEER_PYTHON names its interpreter.
+Figures move with what else the machine does: nothing here fails, each target stands beside its figure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import session
+
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.wire.messages import encode_request
+
+HERE = Path(__file__).parent
+LLAMA = json.loads((HERE / "data" / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+RECORDS = 1000
+ONE_CLIENT_PLANS = 4000
+MANY_CLIENTS, PLANS_EACH = 32, 250
+STARTS = 7
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured value and its target, in the same unit."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+
+    def line(self) -> str:
+        """The value, and whether the target is met."""
+        text = f"{self.name:58} {self.value:>10.4g} {self.unit:8}"
+        if self.target is None:
+            return text
+        return f"{text} target {self.target:g} {self.unit}: {'met' if self.value <= self.target else 'MISSED'}"
+
+
+def show(*figures: Figure) -> None:
+    """Print figures as they come."""
+    for figure in figures:
+        print(figure.line(), flush=True)
+
+
+def wall_ms(*words: str, environment: dict[str, str] | None = None) -> float:
+    """Median wall time of a fresh interpreter in milliseconds; the first run, which fills caches, is left out."""
+    seconds = []
+    for _ in range(STARTS + 1):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, env=environment)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:]) * 1000
+
+
+def starts(home: session.Home) -> None:
+    """What a program pays before it does anything."""
+    environment = home.environment
+    bare = wall_ms("-c", "pass", environment=environment)
+    show(
+        Figure("interpreter alone", bare, "ms"),
+        Figure(
+            "import veloxquant, above that",
+            wall_ms("-c", "import veloxquant", environment=environment) - bare,
+            "ms",
+            60,
+        ),
+        Figure(
+            "import veloxquant.client, above that",
+            wall_ms("-c", "import veloxquant.client", environment=environment) - bare,
+            "ms",
+        ),
+        Figure(
+            "veloxquantctl --help, whole",
+            wall_ms(console("veloxquantctl"), "--help", environment=environment),
+            "ms",
+            80,
+        ),
+    )
+
+
+def console(name: str) -> str:
+    """The console script beside this interpreter."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def fill(home: session.Home) -> None:
+    """1,000 records as a user's directory would hold: models, variants and contexts mixed."""
+    os.environ.update(home.environment)
+    database = BenchmarkDatabase()
+    for number in range(RECORDS):
+        database.add(
+            ("fp16", "affine8-g64", "affine4-g64", "affine4-g32")[number % 4],
+            f"org/model-{number % 50}",
+            context_length=1024 * (1 + number // 50),
+            memory_bytes=1_000_000 + number,
+            throughput_tok_s=10.0 + number % 90,
+            chip="Apple M4",
+            mlx_version="0.32.4",
+            architecture="llama",
+        )
+    database.close()
+
+
+def ready_and_resident(home: session.Home) -> None:
+    """From starting the process to its first answer, and what it then holds."""
+    ready, resident = [], []
+    for _ in range(STARTS):
+        with session.running(home) as daemon:
+            ready.append(daemon.ready_s * 1000)
+            resident.append(psutil.Process(daemon.process.pid).memory_info().rss / 2**20)
+    show(
+        Figure(f"daemon ready with {RECORDS:,} records, median of {STARTS}", statistics.median(ready), "ms", 400),
+        Figure(f"daemon resident with {RECORDS:,} records", max(resident), "MiB", 60),
+    )
+
+
+def request(config: dict[str, Any]) -> bytes:
+    """The line a client sends."""
+    model = {"config": config, "model_id": LLAMA["model"], "weights_bytes": 9 * 2**29}
+    hardware = {"chip": "Apple M2", "gpu_cores": 10, "total_memory_bytes": 16 * 2**30, "working_set_bytes": 11 * 2**30}
+    return encode_request(1, "plan", {"model": model, "hardware": hardware, "workload": {"context_length": 8192}})
+
+
+def traces(home: session.Home) -> bytes:
+    """The first plan for a model ever, and the first of a daemon that finds the trace on disk."""
+    line = home.folder / "request.json"
+    line.write_bytes(request(LLAMA["config"]))
+    show(
+        Figure("first plan for a model, traced in a worker", first_plan_ms(home, line), "ms"),
+        Figure("first plan of a new daemon, trace on disk", first_plan_ms(home, line), "ms"),
+    )
+    return line.read_bytes()
+
+
+def first_plan_ms(home: session.Home, line: Path) -> float:
+    """A new daemon's first answer to this request."""
+    import plan_client
+
+    with session.running(home):
+        return plan_client.times(str(home.socket), line.read_bytes(), 1)[0] * 1000
+
+
+def clients(home: session.Home, count: int, plans: int) -> tuple[list[float], float]:
+    """Seconds of every answer of so many client processes, and plans a second over all of them."""
+    words = [
+        sys.executable,
+        str(HERE / "plan_client.py"),
+        str(home.socket),
+        str(home.folder / "request.json"),
+        str(plans),
+    ]
+    processes = [
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=home.environment)
+        for _ in range(count)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise session.SessionError("a client process did not get a plan")
+    began = time.perf_counter()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate()[0] for process in processes]
+    elapsed = time.perf_counter() - began
+    return [seconds for answer in answers for seconds in json.loads(answer)], count * plans / elapsed
+
+
+def rates(home: session.Home) -> float:
+    """Plans over the socket; returns the median seconds for one client."""
+    with session.running(home) as daemon:
+        one, one_rate = clients(home, 1, ONE_CLIENT_PLANS)
+        many, many_rate = clients(home, MANY_CLIENTS, PLANS_EACH)
+        resident = psutil.Process(daemon.process.pid).memory_info().rss / 2**20
+    show(
+        Figure("one client: plan, p50", percentile(one, 50) * 1e6, "us", 150),
+        Figure("one client: plan, p99", percentile(one, 99) * 1e6, "us", 2000),
+        Figure("one client: plans a second", one_rate, "/s"),
+        Figure(f"{MANY_CLIENTS} client processes: plan, p50", percentile(many, 50) * 1e3, "ms"),
+        Figure(f"{MANY_CLIENTS} client processes: plan, p99", percentile(many, 99) * 1e3, "ms"),
+        Figure(f"{MANY_CLIENTS} client processes: plans a second, all together", many_rate, "/s"),
+        Figure("daemon resident after that", resident, "MiB", 60),
+    )
+    return percentile(one, 50)
+
+
+def percentile(seconds: list[float], rank: int) -> float:
+    """The rank-th percentile."""
+    return statistics.quantiles(seconds, n=100, method="inclusive")[rank - 1]
+
+
+def peer(home: session.Home, ours_s: float) -> None:
+    """The peer's planner on the same config, in its own environment."""
+    interpreter = os.environ.get("VELOXQUANT_PEER_PYTHON")
+    if not interpreter:
+        print("peer: not timed; name the interpreter of its environment in VELOXQUANT_PEER_PYTHON")
+        return
+    config = home.folder / "config.json"
+    config.write_text(json.dumps(LLAMA["config"]), encoding="utf-8")
+    words = [interpreter, str(HERE / "peer_plan.py"), str(config)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=home.environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    theirs = statistics.median(found["plan_s"])
+    show(
+        Figure(f"peer {found['version']}: import", found["import_s"] * 1000, "ms"),
+        Figure(f"peer {found['version']}: plan in its own process, p50", theirs * 1e6, "us"),
+    )
+    print(f"a plan over our socket is {theirs / ours_s:,.0f} times faster than one in the peer's own process")
+
+
+def main() -> int:
+    """All figures, in the order a daemon lives."""
+    with session.private_home() as home:
+        starts(home)
+        fill(home)
+        ready_and_resident(home)
+        traces(home)
+        peer(home, rates(home))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
