@@ -1,4 +1,4 @@
-"""One client process of the latency bench: sends the same request many times on one connection and times each answer.
+"""One client process of the latency bench: sends request lines from a file, in turn, and times each answer.
 
 Waits for a line on standard input before it starts, so that all clients start together, and prints a JSON list of
 seconds. Plain sockets: what is timed is the daemon and the kernel, not a client library.
@@ -13,17 +13,21 @@ import time
 from pathlib import Path
 
 
-def times(path: str, request: bytes, count: int) -> list[float]:
-    """Seconds from sending a request to having its whole answer. Raises ValueError for an answer that is an error."""
+def times(path: str, requests: list[bytes], count: int) -> list[float]:
+    """Seconds from sending a request to having its whole answer, `count` times over the requests in turn.
+
+    Raises ValueError for an answer that is an error.
+    """
     seconds = []
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         for number in range(count):
+            request = requests[number % len(requests)]
             began = time.perf_counter()
             connection.sendall(request)
             answer = read_line(connection)
             seconds.append(time.perf_counter() - began)
-            if number == 0 and b'"error"' in answer[:64]:
+            if b'"error"' in answer[:64]:
                 raise ValueError(answer.decode())
     return seconds
 
@@ -41,12 +45,12 @@ def read_line(connection: socket.socket) -> bytes:
 
 
 def main() -> int:
-    """Arguments: socket, file with the request line, how often."""
-    path, request, count = sys.argv[1], Path(sys.argv[2]).read_bytes(), int(sys.argv[3])
-    times(path, request, 5)
+    """Arguments: socket, file with request lines, how often."""
+    path, requests, count = sys.argv[1], Path(sys.argv[2]).read_bytes().splitlines(keepends=True), int(sys.argv[3])
+    times(path, requests[:1], 5)
     print("ready", flush=True)
     sys.stdin.readline()
-    print(json.dumps(times(path, request, count)))
+    print(json.dumps(times(path, requests, count)))
     return 0
 
 

