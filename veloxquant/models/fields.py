@@ -67,11 +67,10 @@ def stated_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def head_width(config: Mapping[str, Any], layers: Sequence[CacheLayer]) -> int | None:
-    """Width of one query head: that of the first plain growing key, else what the config says."""
-    widths = [part.key_width for layer in layers for part in layer.parts if part.kind == "kv" and not part.latent]
-    if widths:
-        return widths[0]
-    nope, rope = whole(config, ("qk_nope_head_dim",)), whole(config, ("qk_rope_head_dim",))
-    if nope is not None and rope is not None:
-        return nope + rope
-    return whole(config, HEAD_WIDTH)
+    """Width of one query head: what the config says, else that of the first plain growing key."""
+    parts = [part for layer in layers for part in layer.parts if part.kind == "kv"]
+    if any(part.latent for part in parts):
+        nope, rope = whole(config, ("qk_nope_head_dim",)), whole(config, ("qk_rope_head_dim",))
+        return nope + rope if nope is not None and rope is not None else None
+    stated = whole(config, HEAD_WIDTH)
+    return stated if stated is not None else next((part.key_width for part in parts), None)

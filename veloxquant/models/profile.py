@@ -1,0 +1,157 @@
+"""The profile of a model: kept from an earlier trace, traced now, or read statically and said so."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from veloxquant.errors import EngineUnavailable, ModelConfigInvalid, ModelError, ModelNotSupported
+from veloxquant.models import fields, static, store
+from veloxquant.models.exchange import ProbeRequest, TraceRequest
+from veloxquant.models.trace import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from veloxquant.models.exchange import Failed
+    from veloxquant.models.resolve import ModelSource
+    from veloxquant.profiles.model import ModelProfile
+
+TRACE_SCHEMA = 1
+"""Raised when what a trace says, or how it is found, changes; part of the key of kept profiles."""
+
+_DEFAULT_DTYPE = "bfloat16"
+
+
+def engine_version() -> str | None:
+    """Version of the installed mlx-lm, None when it is not installed. Does not import it."""
+    return _version("mlx-lm")
+
+
+def cached(
+    source: ModelSource, *, probes: Sequence[Mapping[str, Any]], fingerprint: str, cache_dir: Path | None
+) -> ModelProfile | None:
+    """The profile of an earlier trace of the same model, engine and methods; None when there is none. A file read."""
+    if cache_dir is None:
+        return None
+    found = store.read(cache_dir, _key(source, probes, fingerprint))
+    return None if found is None else _weighed(found, source)
+
+
+def profile(
+    source: ModelSource,
+    *,
+    probes: Sequence[Mapping[str, Any]],
+    factory: str,
+    fingerprint: str,
+    cache_dir: Path | None,
+    timeout_s: float = 20.0,
+    memory_limit_bytes: int = 2 * 2**30,
+) -> ModelProfile:
+    """What an earlier trace said, else a trace now in a worker process: seconds, bounded by time and memory.
+
+    Where the worker dies or mlx-lm is missing, the static reader answers for the families it knows, and the notes say
+    why. Raises ModelConfigInvalid, ModelNotSupported or EngineUnavailable.
+    """
+    kept = cached(source, probes=probes, fingerprint=fingerprint, cache_dir=cache_dir)
+    if kept is not None:
+        return kept
+    if engine_version() is None:
+        return _static(source, "mlx-lm is not installed", EngineUnavailable)
+    dtype, assumed = _dtype(source)
+    request = TraceRequest(
+        model_id=source.model_id,
+        config_json=json.dumps(source.config),
+        config_hash=source.config_hash,
+        dtype=dtype,
+        factory=factory,
+        probes=tuple(msgspec.convert(probe, ProbeRequest) for probe in probes),
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    found = trace(request, timeout_s=timeout_s)
+    if found.profile is None:
+        return _without_trace(source, found.failed, found.died)
+    traced = msgspec.structs.replace(
+        found.profile, engine_version=engine_version(), notes=(*found.profile.notes, *assumed)
+    )
+    if cache_dir is not None:
+        store.write(cache_dir, _key(source, probes, fingerprint), traced, complete=not found.died)
+    return _weighed(traced, source)
+
+
+def _without_trace(source: ModelSource, failed: Failed | None, died: str) -> ModelProfile:
+    """A typed error for what the engine refuses; the static reader for what it could not be asked."""
+    if failed is None:
+        return _static(source, f"the trace {died or 'gave no answer'}", ModelNotSupported)
+    if failed.kind == "engine_missing":
+        return _static(source, failed.message, EngineUnavailable)
+    if failed.kind == "config_invalid":
+        raise ModelConfigInvalid(failed.message, hint=failed.hint, field="model.config")
+    if source.config.get("model_type") in static.families() and "has no model_type" in failed.message:
+        return _static(source, failed.message, ModelNotSupported)  # the installed engine is older than the family
+    raise ModelNotSupported(failed.message, hint=failed.hint, field="model.config")
+
+
+def _static(source: ModelSource, why: str, otherwise: type[ModelError]) -> ModelProfile:
+    dtype, assumed = _dtype(source)
+    try:
+        found = static.read(source, dtype=dtype)
+    except ModelNotSupported as error:
+        raise otherwise(f"{why}, and {error.message}", hint=error.hint, field="model.config") from error
+    return _weighed(msgspec.structs.replace(found, notes=(why, *found.notes, *assumed)), source)
+
+
+def _dtype(source: ModelSource) -> tuple[str, tuple[str, ...]]:
+    """What the model computes in, with a note where it had to be assumed."""
+    known = source.weights.dtype if source.weights is not None else None
+    stated = known or fields.stated_dtype(source.config)
+    if stated is not None:
+        return stated, ()
+    return _DEFAULT_DTYPE, (f"neither weights nor config state a number format; {_DEFAULT_DTYPE} is assumed",)
+
+
+def _weighed(found: ModelProfile, source: ModelSource) -> ModelProfile:
+    """Let what the weight files or the caller say win over what parameter shapes imply."""
+    facts = source.weights
+    notes = (*found.notes, *(facts.notes if facts is not None else ()))
+    weights_bytes, read, origin = found.weights_bytes, found.read_bytes_per_token, found.weights_source
+    if facts is not None and facts.weights_bytes is not None:
+        if read is not None and weights_bytes:
+            read = round(read * facts.weights_bytes / weights_bytes)
+        weights_bytes, origin = facts.weights_bytes, facts.source
+    bits = weights_bytes * 8 / found.num_parameters if weights_bytes is not None and found.num_parameters else None
+    return msgspec.structs.replace(
+        found,
+        model_id=source.model_id,
+        notes=notes,
+        weights_bytes=weights_bytes,
+        weights_source=origin or "unknown: no weight files, and none were traced",
+        read_bytes_per_token=read,
+        weight_bits=bits,
+    )
+
+
+def _key(source: ModelSource, probes: Sequence[Mapping[str, Any]], fingerprint: str) -> str:
+    """Everything a trace depends on. The weights matter only by the number format they give."""
+    parts = {
+        "schema": TRACE_SCHEMA,
+        "config": source.config_hash,
+        "dtype": _dtype(source)[0],
+        "engine": engine_version(),
+        "mlx": _version("mlx"),
+        "methods": fingerprint,
+        "probes": [dict(probe) for probe in probes],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
