@@ -123,7 +123,7 @@ class BenchmarkDatabase:
         """Write every record that was changed in memory, and the index.
 
         All are checked before the first is written. A record that another process deleted meanwhile stays deleted, one
-        that it replaced stays replaced; files that were set aside are not touched. Raises RecordInvalid naming the field.
+        that it replaced stays replaced; files set aside are not touched. Raises RecordInvalid naming the field.
         """
         store = self._store
         with store.lock.held():

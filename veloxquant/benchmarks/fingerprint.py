@@ -33,6 +33,6 @@ def default_benchmark_dir() -> Path:
 
     A relative XDG_CACHE_HOME counts as unset, as the XDG base directory specification says.
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    base = given if given.is_absolute() else Path.home() / ".cache"
     return base / "veloxquant" / "benchmarks"

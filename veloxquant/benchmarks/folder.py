@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +30,10 @@ from veloxquant.benchmarks.storage import (
 from veloxquant.benchmarks.validation import invalid
 from veloxquant.errors import RecordInvalid
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 Change = tuple[BenchmarkRecord | None, BenchmarkRecord | None]
 """What served before and what serves now under one id."""
 
@@ -46,11 +47,12 @@ _NUMBERED = re.compile(r"(.+)\.(\d{1,6})")
 class RecordFile:
     """One file as last seen: the record in it, or the reason there is none."""
 
-    signature: Signature | None
-    digest: bytes
-    settled: bool
-    record: BenchmarkRecord | None
-    reason: str | None
+    record: BenchmarkRecord | None = None
+    reason: str | None = None
+    signature: Signature | None = None
+    digest: bytes = b""
+    settled: bool = False
+    """So old that any later write would show in the signature."""
 
 
 def encode(record: BenchmarkRecord) -> bytes:
@@ -66,7 +68,7 @@ def encode(record: BenchmarkRecord) -> bytes:
 
 
 def decode(data: bytes) -> BenchmarkRecord:
-    """The record in a file's bytes. Raises RecordInvalid. Of equal keys the last one counts, as in every JSON reader."""
+    """The record in a file's bytes. Raises RecordInvalid. Of equal keys the last counts, as in every JSON reader."""
     try:
         content = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -119,7 +121,7 @@ class RecordFolder:
         name = self._name_for(record.id)
         with reaching(self.path, "write to"):
             seen = write_atomically(self.path / name, data)
-        self._replace(name, RecordFile(seen, _digest(data), False, record, None))
+        self._replace(name, RecordFile(record, None, seen, _digest(data)))
 
     def delete(self, record_id: str) -> bool:
         """Delete every readable file of one record, and nothing else; False when there was none."""
@@ -131,7 +133,7 @@ class RecordFolder:
         with reaching(self.path, "delete from"):
             for name in names:
                 with suppress(FileNotFoundError):
-                    os.unlink(self.path / name)
+                    (self.path / name).unlink()
                 self._replace(name, None)
             if names:
                 flush_folder(self.path)
@@ -169,7 +171,7 @@ class RecordFolder:
     def _note(self, name: str, seen: Signature | str) -> None:
         old = self._files.get(name)
         if isinstance(seen, str):
-            self._replace(name, RecordFile(None, b"", True, None, seen))
+            self._replace(name, RecordFile(reason=seen))
         elif old is None or not old.settled or old.signature != seen:
             self._look(name)
 
@@ -181,14 +183,14 @@ class RecordFolder:
         except FileNotFoundError:
             return None
         except Unreadable as error:
-            return RecordFile(None, b"", True, None, str(error))
+            return RecordFile(reason=str(error))
         digest, settled = _digest(data), max(seen.mtime_ns, seen.ctime_ns) + CLOCK_TICK_NS < now
         if old is not None and old.digest == digest:
-            return RecordFile(seen, digest, settled, old.record, old.reason)
+            return RecordFile(old.record, old.reason, seen, digest, settled)
         try:
-            return RecordFile(seen, digest, settled, decode(data), None)
+            return RecordFile(decode(data), None, seen, digest, settled)
         except RecordInvalid as error:
-            return RecordFile(seen, digest, settled, None, error.message)
+            return RecordFile(None, error.message, seen, digest, settled)
 
     def _replace(self, name: str, new: RecordFile | None) -> None:
         """Put what a file holds now into the mirror."""

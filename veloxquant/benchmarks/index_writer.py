@@ -11,10 +11,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from veloxquant.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INTERVAL_S = 1.0
 COST_MULTIPLE = 20.0
@@ -98,7 +101,7 @@ class IndexWriter:
             return
         self._closes_with_child = True
         alive = weakref.ref(self)
-        util.Finalize(None, lambda: (writer := alive()) and writer.close(), exitpriority=1)
+        util.Finalize(None, _close, args=(alive,), exitpriority=1)
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
@@ -107,3 +110,9 @@ class IndexWriter:
             self._timer = None
             self._writing_thread = None
             self._closes_with_child = False
+
+
+def _close(alive: weakref.ref[IndexWriter]) -> None:
+    writer = alive()
+    if writer is not None:
+        writer.close()

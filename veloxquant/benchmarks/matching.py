@@ -47,7 +47,7 @@ def reach(threshold: float) -> float:
     """The largest ratio of two sizes whose factor still reaches the threshold; infinite for a threshold of 0."""
     if threshold <= 0:
         return math.inf
-    return 2.0 ** min(1000.0, max(0.0, (1.0 / threshold - 1.0) / _OCTAVE_COST) + 1e-9)
+    return math.pow(2.0, min(400.0, max(0.0, (1.0 / threshold - 1.0) / _OCTAVE_COST) + 1e-9))
 
 
 @lru_cache(maxsize=4096)

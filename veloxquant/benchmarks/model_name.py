@@ -7,8 +7,11 @@ to have the same size and the same weight bits. What the name does not say is un
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SAME_SIZE_RATIO = 1.1
 """Qwen2.5-7B has 7.6e9 parameters, a rounding of 9 %; 7B and 8B, 14 % apart, are different models."""
@@ -24,6 +27,7 @@ _BITS = re.compile(r"(?:(\d{1,2})-?bits?|(?:q|int|w|mxfp|nvfp|fp)(\d{1,2})\w*)")
 _PACKED_FORMATS = {"awq": 4, "gptq": 4}
 
 
+@lru_cache(maxsize=4096)
 def model_key(model_id: str) -> str:
     """Form in which two spellings of one id are equal."""
     return model_id.strip().casefold()

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.benchmarks.fingerprint import UNKNOWN, known
 from veloxquant.benchmarks.matching import ANY, THRESHOLD, UNSTATED, reach
@@ -23,7 +22,11 @@ from veloxquant.benchmarks.model_name import (
     stated_parameters,
 )
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
-from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile, WorkloadProfile
 
 OTHER_MODEL_FACTOR = 0.75
 """What a record loses for being of another model that has the same architecture, size and weight bits."""
@@ -93,14 +96,17 @@ class RecordGroups:
         found = [(entry.record.match_score(query), entry.record) for entry in _near(own, query, threshold)]
         kept = [scored for scored in found if scored[0] >= threshold]
         if not kept:
-            found = [(OTHER_MODEL_FACTOR * r.match_score(query), r) for r in self._stand_ins(label, model)]
+            others = self._stand_ins(label, model, query.context_length, threshold)
+            found = [(OTHER_MODEL_FACTOR * record.match_score(query), record) for record in others]
             kept = [scored for scored in found if scored[0] >= threshold]
         kept.sort(key=lambda scored: scored[1].id)
         kept.sort(key=lambda scored: scored[1].created_at, reverse=True)
         kept.sort(key=lambda scored: scored[0], reverse=True)
         return kept
 
-    def _stand_ins(self, label: str, model: ModelProfile) -> list[BenchmarkRecord]:
+    def _stand_ins(
+        self, label: str, model: ModelProfile, context_length: int, threshold: float
+    ) -> list[BenchmarkRecord]:
         """Records of other models that may speak for this one."""
         size = named_parameters(model.model_id) or model.num_parameters
         entries = self.groups.get(_kin_key(label, model.architecture, model.model_id), ())
@@ -108,8 +114,9 @@ class RecordGroups:
             return []
         first = bisect_left(entries, size / SAME_SIZE_RATIO, key=lambda entry: entry.at)
         last = bisect_right(entries, size * SAME_SIZE_RATIO, key=lambda entry: entry.at)
-        own = model_key(model.model_id)
-        near = (entry.record for entry in entries[first:last])
+        own, ratio = model_key(model.model_id), reach(threshold / OTHER_MODEL_FACTOR)
+        same_size = (entry.record for entry in entries[first:last])
+        near = (r for r in same_size if context_length <= ratio * r.context_length <= ratio**2 * context_length)
         return [record for record in near if model_key(record.model_id) != own and _same_cache(record, model)]
 
 
@@ -125,7 +132,7 @@ class RecordSet:
     def frozen(cls, groups: RecordGroups, count: int, threshold: float) -> RecordSet:
         """A view on groups that go on changing elsewhere."""
         made = cls(threshold=threshold)
-        made._groups.groups = dict(groups.groups)  # noqa: SLF001 -- its own
+        made._groups.groups = dict(groups.groups)
         made.count = count
         return made
 
@@ -192,9 +199,9 @@ def _same_cache(record: BenchmarkRecord, model: ModelProfile) -> bool:
     return expected / SAME_CACHE_RATIO <= held <= expected * SAME_CACHE_RATIO
 
 
-def _bytes_at(part: Any, tokens: int) -> int:
+def _bytes_at(part: CachePart, tokens: int) -> int:
     """Bytes of one part of one sequence at this length, slack left out."""
     if part.kind == "state":
-        return int(part.state_bytes)
+        return part.state_bytes
     held = min(tokens, part.window) if part.kind in ("window", "chunked") else tokens
-    return int(held * part.slot_bytes)
+    return held * part.slot_bytes

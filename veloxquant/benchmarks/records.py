@@ -117,15 +117,17 @@ class BenchmarkRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, fields in declared order, the workload as an object, then the keys found at loading."""
-        unknown, unknown_workload = self.__dict__.get("_unknown", ({}, {}))
-        data = {name: self.__dict__[name] for name in _FIELD_NAMES}
+        unknown: dict[str, Any]
+        unknown_workload: dict[str, Any]
+        unknown, unknown_workload = self.__dict__.get("_unknown", _NOTHING)
+        data: dict[str, Any] = {name: self.__dict__[name] for name in _FIELD_NAMES}
         data["workload"] = _write_workload(self.workload) | unknown_workload
         data["tags"] = list(self.tags)
         return data | unknown
 
     @property
     def savings_percent(self) -> float:
-        """Memory saved against the 16-bit cache in percent, 0..100; 0.0 when it was not measured or nothing is saved."""
+        """Memory saved against the 16-bit cache in percent, 0..100; 0.0 when not measured or nothing is saved."""
         if self.memory_reduction is None:
             return 0.0
         return min(100.0, max(0.0, (1.0 - self.memory_reduction) * 100.0))
@@ -150,6 +152,7 @@ class BenchmarkRecord:
         return score
 
 
+_NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
 _FIELD_NAMES = tuple(f.name for f in fields(BenchmarkRecord))
 # Words that most records share; kept once in memory.
 _REPEATED = ("method", "model_id", "architecture", "chip", "mlx_version", "macos_version", "source")

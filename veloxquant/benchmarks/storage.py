@@ -10,12 +10,14 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 MAX_RECORD_BYTES = 64 * 1024
 RECORD_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
@@ -41,7 +43,7 @@ class Signature(NamedTuple):
     ctime_ns: int
 
 
-class Unreadable(Exception):  # noqa: N818 -- named for what it says of a file
+class Unreadable(Exception):
     """This file is not read; the text says why. Never leaves the room."""
 
 
@@ -90,10 +92,10 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> Signat
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
     if durable:
         flush_folder(path.parent)

@@ -1,0 +1,249 @@
+"""Tells when to look at the benchmark directory again. Events are hints; a look at the clock is the truth.
+
+Every native event that may concern a record means "dirty", never more: events get lost, merged and reordered on every
+system. Beside them a stat of the folders every 10 s (each rename, creation and deletion moves a folder's mtime) and an
+unconditional look every 5 minutes (for files edited in place) find whatever the events missed, so an answer is late by
+at most that. Where native events cannot be had the state is "scan only" and everything still works, later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+
+from veloxquant.benchmarks.index import RECORDS
+from veloxquant.benchmarks.storage import RECORD_NAME, make_folder
+from veloxquant.benchmarks.watch_schedule import QUIET_S, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from watchdog.observers.api import BaseObserver
+
+State = Literal["native", "scan only"]
+
+STAT_INTERVAL_S = 10.0
+FORCED_INTERVAL_S = 300.0
+STOP_TIMEOUT_S = 2.0
+
+# Not "opened" and "closed without a write", which our own reading makes; nor "modified" where "closed" follows it.
+_EVENTS: list[type[FileSystemEvent]] = [
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileDeletedEvent,
+    FileClosedEvent,
+    DirCreatedEvent,
+    DirMovedEvent,
+    DirDeletedEvent,
+]
+if sys.platform != "linux":
+    _EVENTS.append(FileModifiedEvent)
+_log = logging.getLogger(__name__)
+
+_Place = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The two folders as a stat shows them: device, inode and mtime, None where there is no folder."""
+
+    root: tuple[int, ...] | None
+    """Without the mtime, which the index and the lock move."""
+    records: _Place
+
+    def same_folders(self, other: _Seen) -> bool:
+        """Whether these are the very folders, whatever happened in them."""
+        return self.root == other.root and _identity(self.records) == _identity(other.records)
+
+
+def _identity(place: _Place) -> tuple[int, ...] | None:
+    return place[:2] if place is not None else None
+
+
+def _place(folder: Path) -> _Place:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_mtime_ns) if stat.S_ISDIR(status.st_mode) else None
+
+
+class _Handler(FileSystemEventHandler):
+    """Calls `hint` for events about record files, and about the folder of records itself."""
+
+    def __init__(self, records: str, hint: Callable[[], None]) -> None:
+        self._records = records
+        self._hint = hint
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Called by watchdog's thread."""
+        if any(self._concerns(os.fsdecode(path)) for path in (event.src_path, event.dest_path) if path):
+            self._hint()
+
+    def _concerns(self, path: str) -> bool:
+        folder, name = os.path.split(path)
+        return path == self._records or (folder == self._records and RECORD_NAME.fullmatch(name) is not None)
+
+
+class Watcher:
+    """Calls `on_dirty` from a thread of its own when records may have changed, and once at the start.
+
+    After a single change it is called at once; during a burst at most four times a second and a fifth of the time; once
+    more when all is quiet. What it raises is logged and never ends the watch. `start` creates the folders where it can,
+    so that the first record ever published makes an event.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        on_dirty: Callable[[], None],
+        *,
+        stat_interval_s: float = STAT_INTERVAL_S,
+        forced_interval_s: float = FORCED_INTERVAL_S,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        self._root = Path(directory).expanduser().absolute()
+        self._on_dirty = on_dirty
+        self._schedule = Schedule(time.monotonic(), stat_interval_s, forced_interval_s, quiet_s)
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._observer: BaseObserver | None = None
+        self._seen = _Seen(None, None)
+        self._problem: str | None = "it is not started"
+        self._looked_at = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to watch. Whatever changes after this returns, and what changed before, leads to a call."""
+        if self._thread is not None:
+            return
+        with suppress(OSError):
+            make_folder(self._root / RECORDS)
+        self._look_and_arm()
+        self._schedule.event(time.monotonic())
+        self._thread = threading.Thread(target=self._run, name="veloxquant-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch and its threads. Safe twice, before `start`, and from within `on_dirty`."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_TIMEOUT_S)
+        self._disarm()
+
+    def state(self) -> State:
+        """Whether events arrive ("native") or just the clock finds changes ("scan only")."""
+        return "native" if self._problem is None else "scan only"
+
+    def problem(self) -> str | None:
+        """Why the state is "scan only", None when it is not."""
+        return self._problem
+
+    def last_look_age_s(self) -> float:
+        """Seconds since the folders were last looked at."""
+        return time.monotonic() - self._looked_at
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._stopping and self._schedule.next_at > time.monotonic():
+                    self._wake.wait(self._schedule.next_at - time.monotonic())
+                if self._stopping:
+                    return
+                call = self._schedule.take_call(time.monotonic())
+                self._schedule.take_stat(time.monotonic())
+            if self._look_and_arm() and not call:
+                self._hint()
+            if call:
+                self._call()
+
+    def _hint(self) -> None:
+        """Something may have changed."""
+        with self._wake:
+            self._schedule.event(time.monotonic())
+            self._wake.notify_all()
+
+    def _call(self) -> None:
+        began = time.monotonic()
+        try:
+            self._on_dirty()
+        except Exception:  # noqa: BLE001 -- a fence: a watch that died of its user's error would look alive
+            _log.exception("looking at %s again failed", self._root)
+        with self._wake:
+            self._schedule.called(began, time.monotonic())
+
+    def _look_and_arm(self) -> bool:
+        """Stat the folders, follow them where they went, and revive dead events. True when something has moved."""
+        seen = _Seen(_identity(_place(self._root)), _place(self._root / RECORDS))
+        self._looked_at = time.monotonic()
+        changed, moved = seen != self._seen, not seen.same_folders(self._seen)
+        self._seen = seen
+        if moved or not self._events_arrive():
+            self._disarm()
+            self._note(self._arm())
+        return changed
+
+    def _events_arrive(self) -> bool:
+        observer = self._observer
+        return observer is not None and observer.is_alive() and all(each.is_alive() for each in observer.emitters)
+
+    def _arm(self) -> str | None:
+        """Ask the system for events; the reason where it gives none."""
+        if self._seen.root is None:
+            return f"there is no folder {self._root}"
+        # Events carry real paths on macOS, so a root behind a symbolic link would never match.
+        root = os.path.realpath(self._root)
+        records = os.path.join(root, RECORDS)  # noqa: PTH118 -- text, as watchdog's paths are
+        handler = _Handler(records, self._hint)
+        observer = Observer()
+        try:
+            for folder in (root,) if self._seen.records is None else (root, records):
+                observer.schedule(handler, folder, recursive=False, event_filter=_EVENTS)
+            observer.start()
+        except Exception as error:  # noqa: BLE001 -- a fence: each system's layer raises errors of its own
+            with suppress(Exception):
+                observer.unschedule_all()
+            return f"the system gives no events: {error}"
+        self._observer = observer
+        return None if self._seen.records is not None else f"there is no folder {self._root / RECORDS}"
+
+    def _disarm(self) -> None:
+        observer, self._observer = self._observer, None
+        if observer is None:
+            return
+        observer.stop()
+        observer.join(STOP_TIMEOUT_S)
+
+    def _note(self, problem: str | None) -> None:
+        """Remember the state, and say it once when it changes."""
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if problem is None:
+            _log.info("watching %s", self._root)
+        else:
+            _log.warning("changes in %s are found by the clock only: %s", self._root, problem)
