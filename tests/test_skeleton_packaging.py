@@ -76,10 +76,17 @@ def test_the_wheel_works_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> No
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("-c", "import veloxquant; print(veloxquant.__file__)").startswith(str(tmp_path))
     for command in ("veloxquantctl", "veloxquantd"):
-        run = [sys.executable, str(tmp_path / "bin" / command), "--version"]
-        done = subprocess.run(run, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path)
-        assert wheel.name.split("-")[1] in done.stdout
+        assert wheel.name.split("-")[1] in run(str(tmp_path / "bin" / command), "--version")
 
 
 def targets() -> set[str]:
