@@ -8,7 +8,7 @@ memory size reported, and is unknown where none did: it is never computed from a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,12 +35,13 @@ def with_overrides(profile: HardwareProfile, overrides: Mapping[str, Any]) -> Ha
     if not given:
         return profile
     fields, sources = dict[str, Any](), dict(profile.sources)
-    if "chip" in given or "gpu_cores" in given:
+    if "chip" in given or ("gpu_cores" in given and chips.parse(profile.chip)):
         _as_if_chip(profile, given, fields, sources)
     if "chip" in given or "total_memory_bytes" in given:
         _as_if_memory(profile, given, fields, sources)
     elif "working_set_bytes" in given and profile.working_set_bytes is None:
         _put(fields, sources, "active_bytes", 0, "as if: what is active here lies in main memory, not in a working set")
+    _as_if_system(given, fields, sources)
     for key, value in given.items():
         _put(fields, sources, key, value, "given")
     return msgspec.structs.replace(profile, **fields, sources=sources)
@@ -53,9 +54,12 @@ def _as_if_chip(
     name = given.get("chip", profile.chip)
     parsed = chips.parse(name)
     facts = chips.lookup(name, given.get("gpu_cores")) if name else None
-    label = f"as if: {name}"
-    for field in ("gpu_cores", "performance_cores", "efficiency_cores"):
-        _put(fields, sources, field, None, f"{label}: not given")
+    label = f"as if on {name}"
+    if "chip" in given:
+        for field in ("gpu_cores", "performance_cores", "efficiency_cores"):
+            _put(fields, sources, field, None, f"{label}: not given")
+        backend, why = ("metal", label) if parsed else (None, f"{label}: not an Apple M chip")
+        _put(fields, sources, "backend", backend, why)
     for field, value in (
         ("generation", parsed.generation if parsed else None),
         ("tier", parsed.tier if parsed else None),
@@ -65,30 +69,26 @@ def _as_if_chip(
     ):
         known = facts.sources.get(field, "the chip's name") if facts else "not an Apple M chip"
         _put(fields, sources, field, value, f"{label}: {known}")
-    if "chip" in given:
-        backend = "metal" if parsed else None
-        _put(fields, sources, "backend", backend, label if parsed else f"{label}: not an Apple M chip")
 
 
 def _as_if_memory(
     profile: HardwareProfile, given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]
 ) -> None:
     """Another machine's memory: nothing of this one's is left, and nothing is active on it."""
-    total = given.get("total_memory_bytes")
+    total = given.get("total_memory_bytes", profile.total_memory_bytes)
     record = _record(profile, given, total)
-    for field in ("total_memory_bytes", "available_bytes"):
-        _put(fields, sources, field, None, "as if: not given")
-    reason = _no_record(given.get("chip", profile.chip), total)
-    working_set, buffer = (record.working_set_bytes, record.max_buffer_bytes) if record else (None, None)
-    sentence = f"as if: {record.sentence}" if record else reason
-    _put(fields, sources, "working_set_bytes", working_set, sentence)
-    if record and buffer is None:
-        buffer = int(record.working_set_bytes * recorded.BUFFER_SHARE)
-        sentence = f"as if: {recorded.BUFFER_SHARE} x the default working set, as all current reports agree; {sentence}"
-    _put(fields, sources, "max_buffer_bytes", buffer, sentence)
+    if "total_memory_bytes" not in given:
+        sources["total_memory_bytes"] = "as if: not given, taken to be as much as here"
+    _put(fields, sources, "available_bytes", None, "as if: not given")
+    if record is None:
+        reason = _no_record(given.get("chip", profile.chip), total)
+        _put(fields, sources, "working_set_bytes", None, reason)
+        _put(fields, sources, "max_buffer_bytes", None, reason)
+    else:
+        _put(fields, sources, "working_set_bytes", record.working_set_bytes, f"as if: {record.sentence}")
+        _put(fields, sources, "max_buffer_bytes", *_buffer(record))
     _put(fields, sources, "active_bytes", 0, "as if: nothing else runs there")
     _put(fields, sources, "wired_limit_bytes", None, "as if: the system's default limit")
-    _as_if_system(given, fields, sources)
 
 
 def _as_if_system(given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]) -> None:
@@ -106,11 +106,19 @@ def _record(profile: HardwareProfile, given: Mapping[str, Any], total: int | Non
     return recorded.working_set(total, given.get("macos_version")) if apple and total is not None else None
 
 
+def _buffer(record: recorded.WorkingSet) -> tuple[int, str]:
+    """The recorded limit of one buffer, else the share of the default working set that current systems allow."""
+    if record.max_buffer_bytes is not None:
+        return record.max_buffer_bytes, f"as if: {record.sentence}"
+    share = recorded.BUFFER_SHARE
+    return int(record.working_set_bytes * share), f"as if: {share} x the default working set; that is {record.sentence}"
+
+
 def _no_record(chip: str | None, total: int | None) -> str:
     if chips.parse(chip) is None:
         return "as if: no recorded reports for what is not an Apple M chip"
     if total is None:
-        return "as if: total_memory_bytes not given"
+        return "as if: total_memory_bytes is unknown"
     return f"as if: no report of a Mac with {total} bytes of memory is known"
 
 
@@ -133,8 +141,9 @@ def _checked(key: str, value: Any) -> Any:
 def _size(field: str, value: Any, least: int = 1) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST_BYTES:
         return value
-    _refuse(field, value, f"a whole number of bytes from {least} to {_MOST_BYTES}", "16 GB of a Mac are 17179869184")
-    return None
+    raise _refusal(
+        field, value, f"a whole number of bytes from {least} to {_MOST_BYTES}", "16 GB of a Mac are 17179869184"
+    )
 
 
 def _amount(field: str, value: Any) -> int:
@@ -144,37 +153,33 @@ def _amount(field: str, value: Any) -> int:
 def _cores(field: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_CORES:
         return value
-    _refuse(field, value, f"a whole number from 1 to {_MOST_CORES}", "leave it out when it is unknown")
-    return None
+    raise _refusal(field, value, f"a whole number from 1 to {_MOST_CORES}", "leave it out when it is unknown")
 
 
 def _rate(field: str, value: Any) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and 0 < value <= _MOST_GBPS and math.isfinite(value):
         return float(value)
-    _refuse(field, value, f"a number of GB/s above 0 and up to {_MOST_GBPS}", "GB/s are 1e9 bytes a second")
-    return None
+    raise _refusal(field, value, f"a number of GB/s above 0 and up to {_MOST_GBPS}", "GB/s are 1e9 bytes a second")
 
 
 def _name(field: str, value: Any) -> str:
     found = text(value)
     if found is not None and len(found) == len(" ".join(value.split())):
         return chips.clean(found) or found
-    _refuse(field, value, "one line of text", 'give a name such as "Apple M4 Max"')
-    return None
+    raise _refusal(field, value, "one line of text", 'give a name such as "Apple M4 Max"')
 
 
 def _version(field: str, value: Any) -> str:
     found = text(value)
     if found is not None and found[0].isdigit() and " " not in found:
         return found
-    _refuse(field, value, "a version", 'give it as text, such as "26.1"')
-    return None
+    raise _refusal(field, value, "a version", 'give it as text, such as "26.1"')
 
 
-def _refuse(field: str, value: Any, expected: str, hint: str) -> NoReturn:
+def _refusal(field: str, value: Any, expected: str, hint: str) -> InvalidParams:
     shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
-    raise InvalidParams(f"{field} is {shown[:80]}, which is not {expected}", hint=hint, field=field)
+    return InvalidParams(f"{field} is {shown[:80]}, which is not {expected}", hint=hint, field=field)
 
 
 _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
