@@ -157,23 +157,20 @@ def watch(daemon: session.Daemon, load: Load, minutes: float) -> list[Reading]:
 
 def verdict(readings: list[Reading], minutes: float) -> list[str]:
     """What grew: the last quarter of the run against the second."""
-    if len(readings) < 8:  # noqa: PLR2004 -- two readings a quarter
+    if len(readings) < 8:  # two a quarter
         return ["the run was too short to say anything"]
     quarter = len(readings) // 4
     early, late = readings[quarter : 2 * quarter], readings[-quarter:]
-
-    def growth(name: str) -> float:
-        return statistics.median(getattr(one, name) for one in late) - statistics.median(
-            getattr(one, name) for one in early
-        )
-
-    allowed = max(GROWTH_MIB, GROWTH_MIB_PER_HOUR * minutes / 60)
-    found = {"resident_mib": allowed, "files": 4, "threads": 2}
+    limits = {"resident_mib": max(GROWTH_MIB, GROWTH_MIB_PER_HOUR * minutes / 60), "files": 4, "threads": 2}
+    grown = {name: median(late, name) - median(early, name) for name in limits}
     return [
-        f"{name} grew by {growth(name):.1f}, allowed are {most:g}"
-        for name, most in found.items()
-        if growth(name) > most
+        f"{name} grew by {grown[name]:.1f}, allowed are {most:g}" for name, most in limits.items() if grown[name] > most
     ]
+
+
+def median(readings: list[Reading], name: str) -> float:
+    """The median of one field."""
+    return statistics.median(float(getattr(one, name)) for one in readings)
 
 
 def soak(home: session.Home, minutes: float) -> list[str]:
