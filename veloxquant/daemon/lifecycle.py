@@ -181,7 +181,7 @@ class Listener:
         return (facts.st_dev, facts.st_ino) == (self.device, self.inode)
 
     def close(self) -> None:
-        """Remove the file if it is still ours, then stop listening. In this order a client never meets a dead socket."""
+        """Remove the file if it is still ours, then stop listening; so no client meets a dead socket."""
         if self.still_ours():
             with contextlib.suppress(OSError):  # somebody was quicker, or the disk is read-only now
                 self.path.unlink()
@@ -211,7 +211,7 @@ def listen(path: Path) -> Listener:
     finally:
         os.umask(before)
     path.chmod(0o600)
-    server.setblocking(False)
+    server.settimeout(0)
     facts = os.lstat(path)
     server.listen(BACKLOG)
     return Listener(socket=server, path=path, device=facts.st_dev, inode=facts.st_ino)

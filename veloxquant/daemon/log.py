@@ -12,8 +12,10 @@ import logging.handlers
 import os
 import sys
 import time
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE_BYTES = 5 * 2**20
 FILE_COUNT = 3
@@ -27,9 +29,9 @@ THINNED_TO = 100
 _log = logging.getLogger("veloxquant")
 
 
-def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
+def event(name: str, severity: int = logging.INFO, **fields: Any) -> None:
     """Log one event. Fields must be JSON values or have a readable str()."""
-    _log.log(level, name, extra={"fields": fields})
+    _log.log(severity, name, extra={"fields": fields})
 
 
 def failure(name: str, **fields: Any) -> None:
@@ -37,7 +39,7 @@ def failure(name: str, **fields: Any) -> None:
     _log.error(name, exc_info=True, extra={"fields": fields})
 
 
-def start(level: str, file: Path | None = None, stream: TextIO | None = None) -> None:
+def start(lowest: str, file: Path | None = None, stream: TextIO | None = None) -> None:
     """Send our log to stderr and, when given, to a rotating file of mode 0600. Replaces what an earlier call set up."""
     stop()
     logging.raiseExceptions = False  # a full disk or a closed stderr must not become noise of its own
@@ -52,8 +54,13 @@ def start(level: str, file: Path | None = None, stream: TextIO | None = None) ->
             ),
             people=False,
         )
-    _log.setLevel(level.upper())
+    level(lowest)
     _log.propagate = False
+
+
+def level(name: str) -> None:
+    """Log from this level on: "debug", "info", "warning", "error"."""
+    _log.setLevel(name.upper())
 
 
 def stop() -> None:

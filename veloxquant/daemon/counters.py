@@ -1,0 +1,63 @@
+"""What happened since the start: counts by call and by error, and how long answers took lately."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from veloxquant.wire.answers import ClientsState, RequestsState
+
+if TYPE_CHECKING:
+    from veloxquant.daemon.connection import Connection
+
+KEPT = 4096
+
+
+class Clients(set["Connection"]):
+    """The open connections, and how many there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self.refused = 0
+
+    def welcome(self, client: Connection) -> None:
+        """One more."""
+        self.add(client)
+        self.peak = max(self.peak, len(self))
+
+    def state(self, subscribed: int) -> ClientsState:
+        """For `status`."""
+        return ClientsState(now=len(self), peak=self.peak, subscribed=subscribed, refused=self.refused)
+
+
+class Counters:
+    """Counts of requests. Times are kept for the last KEPT of them."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self._seconds: deque[float] = deque(maxlen=KEPT)
+
+    def answered(self, method: str, seconds: float) -> None:
+        """One request of this method took this long from frame to answer."""
+        self.calls[method] += 1
+        self._seconds.append(seconds)
+
+    def state(self) -> RequestsState:
+        """For `status`."""
+        times = sorted(self._seconds)
+        return RequestsState(
+            total=self.calls.total(),
+            by_method=dict(self.calls),
+            errors=dict(self.errors),
+            p50_ms=_quantile_ms(times, 0.50),
+            p99_ms=_quantile_ms(times, 0.99),
+        )
+
+
+def _quantile_ms(times: list[float], share: float) -> float | None:
+    """The time that this share of requests stayed within, in ms (the nearest rank)."""
+    if not times:
+        return None
+    return round(times[min(len(times) - 1, int(share * len(times)))] * 1000, 4)

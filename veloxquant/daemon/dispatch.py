@@ -1,0 +1,162 @@
+"""From a frame to the line that answers it: one table of calls, one fence around them.
+
+Nothing a client sends raises out of here: what is wrong becomes a typed error, and what we got wrong an
+internal_error with an id under which the log has the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from veloxquant import __version__, views
+from veloxquant.daemon import log
+from veloxquant.daemon.house import SERVER
+from veloxquant.errors import ProtocolUnsupported, ShuttingDown, VeloxError
+from veloxquant.wire import messages
+from veloxquant.wire.answers import Hello, Pong, Reloaded, Stopping, Subscribed
+from veloxquant.wire.messages import PROTOCOL, encode_error, encode_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from veloxquant.daemon.connection import Connection
+    from veloxquant.daemon.house import House
+
+CAPABILITIES = tuple(sorted(messages.PARAMS))
+"""One for each call; later features get names of their own."""
+_REMEMBERED = ("plan", "fit")
+
+
+class Dispatch:
+    """Answers frames for one house. Implements connection.Desk."""
+
+    def __init__(self, house: House) -> None:
+        self.draining = False
+        self._house = house
+        self._table: dict[str, Callable[[Any, Connection, bytes], Any]] = {
+            "hello": self._hello,
+            "ping": lambda _params, _client, _raw: Pong(pid=os.getpid(), generation=house.state.generation),
+            "plan": lambda params, _client, raw: house.question("plan", params, raw),
+            "fit": lambda params, _client, raw: house.question("fit", params, raw),
+            "explain": lambda params, _client, _raw: house.explain(params),
+            "methods": lambda params, _client, _raw: views.methods(params, house.state.world),
+            "records": lambda params, _client, _raw: house.feed.page(params, house.state.generation),
+            "hardware": lambda params, _client, _raw: house.hardware(params),
+            "status": lambda _params, _client, _raw: house.status(),
+            "reload": self._reload,
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "shutdown": self._shutdown,
+        }
+
+    def answer(self, frame: bytes, client: Connection) -> bytes | Awaitable[bytes]:
+        """The answer line, or a promise of it."""
+        began = time.perf_counter()
+        try:
+            envelope = messages.decode_envelope(frame)
+        except VeloxError as error:
+            return self._refuse(messages.salvage_id(frame), "unreadable", error, began)
+        method, raw = envelope.method, bytes(envelope.params)
+        try:
+            result = self._result(method, raw, client)
+        except VeloxError as error:
+            return self._refuse(envelope.id, method, error, began)
+        except Exception:  # noqa: BLE001 -- the fence: one bad answer must not end the connection
+            return self._refuse(envelope.id, method, _internal(method), began)
+        if isinstance(result, Awaitable):
+            return self._later(envelope.id, method, result, began)
+        return self._finish(envelope.id, method, result, began)
+
+    def caught_up(self, client: Connection) -> None:
+        """A client reads again."""
+        self._house.subscribers.caught_up(client)
+
+    def gone(self, client: Connection) -> None:
+        """A client left."""
+        self._house.subscribers.remove(client)
+        self._house.clients.discard(client)
+
+    def _result(self, method: str, raw: bytes, client: Connection) -> Any:
+        if self.draining:
+            raise ShuttingDown("the daemon is stopping", hint="ask again once it has been started anew")
+        if method in _REMEMBERED:
+            encoded = self._house.remembered(method, raw)
+            if encoded is not None:
+                return msgspec.Raw(encoded)
+        params = messages.decode_params(method, raw)
+        return self._table[method](params, client, raw)
+
+    async def _later(self, request_id: int | str, method: str, promise: Awaitable[Any], began: float) -> bytes:
+        try:
+            result = await promise
+        except VeloxError as error:
+            return self._refuse(request_id, method, error, began)
+        except Exception:  # noqa: BLE001 -- the fence
+            return self._refuse(request_id, method, _internal(method), began)
+        return self._finish(request_id, method, result, began)
+
+    def _finish(self, request_id: int | str, method: str, result: Any, began: float) -> bytes:
+        try:
+            line = encode_result(request_id, result)
+        except Exception:  # noqa: BLE001 -- the fence: a result that cannot be written
+            return self._refuse(request_id, method, _internal(method), began)
+        self._house.counters.answered(method, time.perf_counter() - began)
+        return line
+
+    def _refuse(self, request_id: int | str | None, method: str, error: VeloxError, began: float) -> bytes:
+        # An unknown call is counted under one name, so that no client can make the counts grow.
+        known = method if method in self._table else "unreadable"
+        self._house.counters.answered(known, time.perf_counter() - began)
+        self._house.counters.errors[error.name] += 1
+        return encode_error(request_id, error)
+
+    def _hello(self, params: messages.HelloParams, _client: Connection, _raw: bytes) -> Hello:
+        if PROTOCOL not in params.protocol:
+            asked = ", ".join(str(version) for version in params.protocol)
+            raise ProtocolUnsupported(
+                f"protocol {asked} was asked for, this daemon speaks {PROTOCOL} to {PROTOCOL}",
+                hint="install the same veloxquant version on both sides",
+                field="protocol",
+            )
+        return Hello(
+            server=SERVER,
+            version=__version__,
+            protocol=PROTOCOL,
+            capabilities=CAPABILITIES,
+            pid=os.getpid(),
+            generation=self._house.state.generation,
+        )
+
+    async def _reload(self, _params: messages.NoParams, client: Connection, _raw: bytes) -> Reloaded:
+        log.event("reload.asked", peer_uid=client.peer.uid, peer_pid=client.peer.pid)
+        return await self._house.reload()
+
+    def _subscribe(self, params: messages.SubscribeParams, client: Connection, _raw: bytes) -> Subscribed:
+        return Subscribed(topics=self._house.subscribers.add(client, params.topics))
+
+    def _unsubscribe(self, params: messages.UnsubscribeParams, client: Connection, _raw: bytes) -> Subscribed:
+        return Subscribed(topics=self._house.subscribers.remove(client, params.topics))
+
+    def _shutdown(self, _params: messages.NoParams, client: Connection, _raw: bytes) -> Stopping:
+        log.event("shutdown.asked", peer_uid=client.peer.uid, peer_pid=client.peer.pid)
+        self._house.ask_to_stop("shutdown")
+        return Stopping(drain_s=self._house.config.daemon.drain_s)
+
+
+def _internal(method: str) -> VeloxError:
+    """Log the exception being handled, and give the error that names the log line."""
+    ticket = secrets.token_hex(4)
+    log.failure("request.failed", method=method, ticket=ticket)
+    return cast(
+        "VeloxError",
+        VeloxError(
+            f"the daemon failed at this request (ticket {ticket})",
+            hint=f"look for {ticket} in the daemon's log and report it",
+        ),
+    )

@@ -1,0 +1,217 @@
+"""Everything a running daemon has, joined: the world and what feeds it, the questions, the clients, the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from veloxquant import __version__, local, views
+from veloxquant.config import load
+from veloxquant.daemon import log
+from veloxquant.daemon import status as process_state
+from veloxquant.daemon.counters import Clients, Counters
+from veloxquant.daemon.hardware_watch import HardwareWatch
+from veloxquant.daemon.questions import Questions
+from veloxquant.daemon.record_feed import RecordFeed
+from veloxquant.daemon.state import State
+from veloxquant.daemon.subscribers import Subscribers
+from veloxquant.daemon.traces import Traces, in_daemon_thread
+from veloxquant.errors import VeloxError
+from veloxquant.wire.answers import MethodsState, Reloaded, Status
+from veloxquant.wire.messages import PROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    import msgspec
+
+    from veloxquant.config import Config
+    from veloxquant.local import World
+    from veloxquant.profiles import HardwareProfile
+    from veloxquant.wire.messages import ExplainParams, FitParams, HardwareParams, PlanParams
+
+SERVER = "veloxquant"
+
+
+class House:
+    """One daemon's parts. Made and used on the event loop's thread."""
+
+    def __init__(
+        self,
+        world: World,
+        feed: RecordFeed,
+        *,
+        socket: Path,
+        config_path: Path | None = None,
+        read_config: Callable[[], Config] = load,
+    ) -> None:
+        self.state = State(world)
+        self.feed = feed
+        self.counters = Counters()
+        self.traces = Traces()
+        self.clients = Clients()
+        self.stop_reason: str | None = None
+        self.stopping = asyncio.Event()
+        self.subscribers = Subscribers(self.describe)
+        self.state.on_change(self.subscribers.changed)
+        self._socket = socket
+        self._config_path = config_path
+        self._read_config = read_config
+        self._questions = Questions(self.state, self.traces)
+        self._hardware = HardwareWatch(self.state)
+        self._reloading = asyncio.Lock()
+        self._first_config = world.config
+        self._started = time.monotonic()
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.state.world.config
+
+    def remembered(self, method: str, raw: bytes) -> bytes | None:
+        """The encoded answer given before, while it holds."""
+        if self._hardware.stale:
+            return None
+        self._hardware.touch()
+        return self._questions.remembered(method, raw)
+
+    async def question(self, method: str, params: PlanParams | FitParams, raw: bytes) -> msgspec.Raw:
+        """Answer `plan` or `fit`."""
+        if self._hardware.stale:
+            await self._hardware.fresh()
+        return await self._questions.answer(method, params, raw)
+
+    async def explain(self, params: ExplainParams) -> Any:
+        """Answer `explain`."""
+        return await self._questions.explain(params)
+
+    async def hardware(self, params: HardwareParams) -> HardwareProfile:
+        """Answer `hardware`, with memory as it is now."""
+        await self._hardware.fresh()
+        return views.hardware(params, self.state.world)
+
+    async def reload(self) -> Reloaded:
+        """Read configuration, plugins, machine and records again. Raises what was wrong, with all kept as it was."""
+        async with self._reloading:
+            before = self.state.generation
+            try:
+                world, feed = await in_daemon_thread(self._build)
+            except VeloxError as error:
+                self.state.warn("reload", f"the last reload failed, the earlier settings hold: {error.message}")
+                log.event("reload.failed", logging.ERROR, error=error.name, text=error.message, hint=error.hint)
+                raise
+            await self._move_in(world, feed)
+        return Reloaded(
+            generation=self.state.generation,
+            changed=self.state.generation != before,
+            warnings=tuple(self.state.warnings.values()),
+        )
+
+    def describe(self, topics: Iterable[str]) -> tuple[int, Mapping[str, Any]]:
+        """The generation and the state of each topic, as a notice has them."""
+        parts: dict[str, Callable[[], Any]] = {
+            "generation": lambda: self.state.generation,
+            "records": self.feed.counts,
+            "methods": self._methods,
+            "hardware": lambda: self.state.world.snapshot.hardware,
+            "warnings": self._warnings,
+        }
+        return self.state.generation, {topic: parts[topic]() for topic in topics}
+
+    def status(self) -> Status:
+        """Answer `status`."""
+        return Status(
+            server=SERVER,
+            version=__version__,
+            protocol=PROTOCOL,
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 3),
+            generation=self.state.generation,
+            socket=str(self._socket),
+            config_path=None if self._config_path is None else str(self._config_path),
+            hardware=self.state.world.snapshot.hardware,
+            methods=self._methods(),
+            records=self.feed.state(),
+            clients=self.clients.state(len(self.subscribers)),
+            requests=self.counters.state(),
+            cache=self._questions.answers.state(),
+            traces=self.traces.state(),
+            process=process_state.now(),
+            warnings=self._warnings(),
+        )
+
+    def start(self) -> None:
+        """Begin to watch. What changed since the world was built is noticed by a first look."""
+        self.feed.start(self.state)
+        self.feed.look_again(self.state)
+
+    async def close(self) -> None:
+        """Stop everything that runs beside the requests."""
+        self.traces.abandon()
+        self._hardware.close()
+        self._questions.close()
+        self.feed.rest()
+        await in_daemon_thread(self.feed.close)
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Have the server wind up; the first reason counts."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.stopping.set()
+
+    def _build(self) -> tuple[World, RecordFeed]:
+        """In a thread: everything anew, records apart, which the feed brings along."""
+        config = self._read_config()
+        feed = self.feed if self.feed.serves(config) else RecordFeed(config)
+        feed.read()
+        return local.open_world(config, source="daemon", records=feed.records), feed
+
+    async def _move_in(self, world: World, feed: RecordFeed) -> None:
+        old = self.feed
+        self.feed = feed
+        snapshot = dataclasses.replace(world.snapshot, records=feed.records)
+        self.state.use_world(dataclasses.replace(world, snapshot=snapshot))
+        log.level(world.config.daemon.log_level)
+        self.state.warn("reload", None)
+        self.state.warn("restart", _needs_restart(self._first_config, world.config))
+        self.state.warn("records", feed.trouble)
+        if feed is not old:
+            old.rest()
+            await in_daemon_thread(old.close)
+            self.start()
+
+    def _methods(self) -> MethodsState:
+        world = self.state.world
+        fenced = {one.name: one.reason for one in world.snapshot.quarantined}
+        return MethodsState(ready=sum(method.name not in fenced for method in world.loaded.methods), quarantined=fenced)
+
+    def _warnings(self) -> tuple[str, ...]:
+        """What a person should look at, in sentences."""
+        fenced = [
+            f"method {one.name} is quarantined: {one.reason}"
+            for one in self.state.world.snapshot.quarantined
+            if one.name not in self.config.methods.disabled
+        ]
+        tripped = [f"method {one.name} failed in use: {one.reason}" for one in self.state.world.loaded.tripped()]
+        plugins = self.state.world.loaded.warnings
+        return (*self.state.warnings.values(), *fenced, *tripped, *plugins, *self.feed.warnings())
+
+
+def _needs_restart(running: Config, wanted: Config) -> str | None:
+    """Settings that are only read at the start, when they changed."""
+    changed = [
+        name
+        for name, old, new in (
+            ("socket.path", running.socket.path, wanted.socket.path),
+            ("daemon.log_file", running.daemon.log_file, wanted.daemon.log_file),
+            ("daemon.max_connections", running.daemon.max_connections, wanted.daemon.max_connections),
+            ("daemon.idle_timeout_s", running.daemon.idle_timeout_s, wanted.daemon.idle_timeout_s),
+        )
+        if old != new
+    ]
+    return f"{', '.join(changed)} changed and takes effect at the next start" if changed else None

@@ -1,0 +1,100 @@
+"""`veloxquantd`: run the daemon in the foreground until it is told to stop.
+
+Exit status: 0 stopped as asked; 1 the socket was taken or the daemon failed; 2 wrong usage, configuration or socket
+path; 75 another daemon holds the lock; 128 + n ended by a second signal n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from veloxquant import __version__
+from veloxquant.config import Config, load
+from veloxquant.daemon import log
+from veloxquant.errors import VeloxError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LINGER_S = 0.2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a daemon; its exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        config = _config(options)
+        log.start(
+            config.daemon.log_level, Path(config.daemon.log_file).expanduser() if config.daemon.log_file else None
+        )
+        from veloxquant.daemon.server import serve  # after the log: what loads from here on may have something to say
+
+        place = None if options.config is None else Path(options.config).absolute()
+        return asyncio.run(serve(config, config_path=place, read_config=lambda: _config(options)))
+    except VeloxError as error:
+        _complain(error)
+        return error.exit_code
+    except OSError as error:  # a log file that cannot be opened
+        _complain(VeloxError(str(error), hint="choose another daemon.log_file"))
+        return 2
+    finally:
+        log.stop()
+        _leave_no_thread()
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """All layers, flags on top. Raises ConfigInvalid."""
+    flags: dict[str, Any] = {
+        "socket.path": options.socket,
+        "records.directory": options.records,
+        "daemon.log_level": options.log_level,
+        "daemon.log_file": options.log_file,
+    }
+    return load(options.config, flags=flags)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="veloxquantd",
+        description="Plan KV caches for every program of this user, over a Unix socket, until stopped (SIGTERM).",
+        epilog="SIGHUP reads configuration, plugins and records again. veloxquantctl asks the running daemon.",
+    )
+    parser.add_argument("--socket", metavar="PATH", help="where to listen (VELOXQUANT_SOCKET, socket.path)")
+    parser.add_argument("--config", metavar="FILE", help="the configuration file (VELOXQUANT_CONFIG)")
+    parser.add_argument("--records", metavar="DIR", help="the benchmark directory (VELOXQUANT_RECORDS)")
+    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+    parser.add_argument("--log-file", metavar="FILE", help="log to this file as well, rotated at 5 MiB")
+    parser.add_argument("--version", action="version", version=f"veloxquantd {__version__}")
+    return parser
+
+
+def _complain(error: VeloxError) -> None:
+    sys.stderr.write(f"veloxquantd: {error.message}\n")
+    if error.hint:
+        sys.stderr.write(f"  {error.hint}\n")
+
+
+def _leave_no_thread() -> None:
+    """A thread that hangs (a file system that does not answer) must not keep the process: Python would wait for it."""
+    ends = time.monotonic() + _LINGER_S
+    while _lingering() and time.monotonic() < ends:
+        time.sleep(0.01)
+    if _lingering() and not sys.flags.interactive:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _lingering() -> list[threading.Thread]:
+    here = threading.current_thread()
+    return [thread for thread in threading.enumerate() if thread is not here and not thread.daemon]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

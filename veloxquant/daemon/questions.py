@@ -1,0 +1,118 @@
+"""`plan`, `fit` and `explain`: from params to an encoded result, without ever blocking the event loop.
+
+Read the model's files and any cached profile in a thread; on a miss await a trace; then plan. The world may change
+while a trace runs: the answer comes from the world that is current when it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from veloxquant import local
+from veloxquant.daemon.memory import Answer, Answers, Plans, Sight, look
+from veloxquant.errors import InvalidParams, Overloaded
+from veloxquant.planner.explain import explain
+from veloxquant.planner.fit import fit
+from veloxquant.planner.plan import plan
+from veloxquant.planner.result import Plan
+from veloxquant.wire.answers import Explanation
+
+if TYPE_CHECKING:
+    from veloxquant.daemon.state import State
+    from veloxquant.daemon.traces import Traces
+    from veloxquant.local import World
+    from veloxquant.models.resolve import ModelSource
+    from veloxquant.profiles import ModelProfile
+    from veloxquant.wire.messages import ExplainParams, FitParams, PlanParams
+
+_THREADS = 4
+_WAITING = 512
+"""Questions in threads or waiting for one, beyond which more are refused."""
+_ATTEMPTS = 3
+
+
+class Questions:
+    """Answers questions about models; remembers what it answered."""
+
+    def __init__(self, state: State, traces: Traces) -> None:
+        self.answers = Answers()
+        self._plans = Plans()
+        self._state = state
+        self._traces = traces
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="vq-question")
+        self._open = 0
+
+    def remembered(self, method: str, raw: bytes) -> bytes | None:
+        """The result of the same question in the same world, None when it was not asked yet."""
+        return self.answers.get(self._state.generation, method, raw)
+
+    async def answer(self, method: str, params: PlanParams | FitParams, raw: bytes) -> msgspec.Raw:
+        """The result, encoded. Raises what `local.plan` raises, and Overloaded."""
+        if self._open >= _WAITING:
+            raise Overloaded(f"{self._open} questions are open", hint="ask again in a moment")
+        _check_path(params)
+        self._open += 1
+        try:
+            return await self._answer(method, params, raw)
+        finally:
+            self._open -= 1
+
+    async def explain(self, params: ExplainParams) -> Explanation:
+        """Sentences about a remembered plan, or about a plan made now. Raises PlanNotFound, MethodNotFound."""
+        if params.plan_id is None:
+            question = params.plan_params()
+            encoded = bytes(await self.answer("plan", question, msgspec.json.encode(question)))
+        else:
+            encoded = self._plans.get(params.plan_id)
+        made = msgspec.json.decode(encoded, type=Plan)
+        return Explanation(plan_id=made.plan_id, label=params.label, lines=explain(made, params.label))
+
+    def close(self) -> None:
+        """Start nothing more; do not wait."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, method: str, params: PlanParams | FitParams, raw: bytes) -> msgspec.Raw:
+        loop = asyncio.get_running_loop()
+        for _ in range(_ATTEMPTS):
+            world = self._state.world
+            source, files, encoded = await loop.run_in_executor(self._threads, self._try, method, params, world)
+            if encoded is not None:
+                self.answers.put(world.snapshot.generation, method, raw, Answer(encoded, files))
+                return msgspec.Raw(encoded)
+            await self._traces.profile(source, world)
+        raise Overloaded("the methods changed each time the model was traced", hint="ask again")
+
+    def _try(
+        self, method: str, params: PlanParams | FitParams, world: World
+    ) -> tuple[ModelSource, Sight, bytes | None]:
+        """In a thread: find the model; the encoded result, None when the model has to be traced first."""
+        source = local.model_source(params, world)
+        files = look(params.model.path or source.path)
+        if files:
+            # Read again after the look, so that no change can fall between the two and be missed for ever.
+            source = local.model_source(params, world)
+        profile = self._traces.known(source, world)
+        return source, files, None if profile is None else self._encode(method, params, profile, world)
+
+    def _encode(self, method: str, params: PlanParams | FitParams, profile: ModelProfile, world: World) -> bytes:
+        request = local.request(params, profile, world)
+        if method == "fit":
+            return msgspec.json.encode(fit(request, world.snapshot))
+        made = plan(request, world.snapshot)
+        encoded = msgspec.json.encode(made)
+        self._plans.put(made.plan_id, encoded)
+        return encoded
+
+
+def _check_path(params: PlanParams | FitParams) -> None:
+    """The daemon's current folder is not the client's."""
+    path = params.model.path
+    if path is not None and not Path(path).is_absolute():
+        raise InvalidParams(
+            f"model.path is {path!r}, which is not absolute", hint="give the whole path", field="model.path"
+        )

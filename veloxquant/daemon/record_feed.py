@@ -1,0 +1,172 @@
+"""The benchmark directory as the daemon sees it: watched, read again when it may have changed, and shown.
+
+The watcher only ever says "look again", from whatever thread. Looking is cheap (files that did not change are not
+read), happens in a thread, never twice at once, and not more often than a share of the time it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from veloxquant import local
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.benchmarks.watch import Watcher
+from veloxquant.daemon import log
+from veloxquant.daemon.traces import in_daemon_thread
+from veloxquant.errors import StoreError
+from veloxquant.planner.snapshot import NoRecords
+from veloxquant.wire.answers import RecordPage, RecordsState, SkippedRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
+    from veloxquant.config import Config
+    from veloxquant.daemon.state import State
+    from veloxquant.planner.snapshot import Records
+    from veloxquant.wire.messages import RecordsParams
+
+MIN_GAP_S = 0.05
+"""Between two looks: a burst of publishes is one change."""
+REST = 2.0
+"""Rest this many times as long as the last look took, so that a large directory under fire takes a third of a core."""
+
+
+class RecordFeed:
+    """One directory. `read` and `close` may be called from any thread; the rest belongs to the event loop's."""
+
+    def __init__(self, config: Config) -> None:
+        self.directory = local.records_directory(config)
+        self.records: Records = NoRecords()
+        """As last read; planning goes on with them when the directory cannot be read any more."""
+        self.trouble: str | None = None
+        self._settings = _settings(config)
+        self._database: BenchmarkDatabase | None = None
+        self._by_id: dict[str, BenchmarkRecord] = {}
+        self._skipped: dict[str, str] = {}
+        self._read_at = time.monotonic()
+        self._reading = threading.Lock()
+        self._watcher: Watcher | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._dirty = False
+
+    def serves(self, config: Config) -> bool:
+        """Whether this feed is what that configuration asks for."""
+        return self._settings == _settings(config)
+
+    def read(self) -> bool:
+        """Look at the directory; whether the records are others than before. Never raises: see `trouble`."""
+        with self._reading:
+            try:
+                return self._read()
+            except StoreError as error:
+                self.trouble = f"the benchmark records cannot be read: {error.message}"
+                return False
+
+    def start(self, state: State) -> None:
+        """Watch the directory and keep the state's records up to date."""
+        loop = asyncio.get_running_loop()
+        if self._settings.watch:
+            self._watcher = Watcher(self.directory, lambda: loop.call_soon_threadsafe(self.look_again, state))
+            self._watcher.start()
+
+    def rest(self) -> None:
+        """Start no more looks."""
+        self._dirty = False
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def close(self) -> None:
+        """Let go of the directory. Blocks until the watcher's threads are gone."""
+        if self._watcher is not None:
+            self._watcher.stop()
+        if self._database is not None:
+            self._database.close()
+
+    def look_again(self, state: State) -> None:
+        """The directory may have changed."""
+        self._dirty = True
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look(state))
+
+    def counts(self) -> dict[str, int]:
+        """For notices."""
+        return {"used": len(self._by_id), "skipped": len(self._skipped)}
+
+    def state(self) -> RecordsState:
+        """For `status`."""
+        return RecordsState(
+            directory=str(self.directory),
+            used=len(self._by_id),
+            skipped=len(self._skipped),
+            scan_age_s=round(time.monotonic() - self._read_at, 3),
+            watcher="off" if self._watcher is None else self._watcher.state(),
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should look at, in sentences."""
+        if not self._skipped:
+            return ()
+        return (f"{len(self._skipped)} benchmark records are not used: veloxquantctl records --skipped says why",)
+
+    def page(self, params: RecordsParams, generation: int) -> RecordPage:
+        """The records that match the filters, newest first, as they were last read."""
+        wanted = [
+            record
+            for record in self._by_id.values()
+            if params.method in (None, record.method) and params.model_id in (None, record.model_id)
+        ]
+        wanted.sort(key=lambda record: (record.created_at, record.id), reverse=True)
+        shown = wanted[params.offset : params.offset + params.limit]
+        skipped = sorted(self._skipped.items())[: params.limit] if params.skipped else []
+        return RecordPage(
+            generation=generation,
+            directory=str(self.directory),
+            total=len(wanted),
+            offset=params.offset,
+            records=tuple(record.to_dict() for record in shown),
+            skipped_total=len(self._skipped),
+            skipped=tuple(SkippedRecord(file=file, reason=reason) for file, reason in skipped),
+        )
+
+    def _read(self) -> bool:
+        if self._database is None:
+            self._database = BenchmarkDatabase(self.directory)
+        else:
+            self._database.load()
+        self.trouble = None
+        self._read_at = time.monotonic()
+        self._skipped = self._database.skipped
+        before, self._by_id = self._by_id, self._database.records
+        if _same(before, self._by_id):
+            return False
+        self.records = self._database.record_set(self._settings.threshold)
+        return True
+
+    async def _look(self, state: State) -> None:
+        while self._dirty:
+            self._dirty = False
+            began = time.monotonic()
+            if await in_daemon_thread(self.read):
+                log.event("records.changed", **self.counts())
+            state.use_records(self.records)
+            state.warn("records", self.trouble)
+            await asyncio.sleep(max(MIN_GAP_S, REST * (time.monotonic() - began)))
+
+
+class _Settings(NamedTuple):
+    directory: Path
+    threshold: float
+    watch: bool
+
+
+def _settings(config: Config) -> _Settings:
+    return _Settings(local.records_directory(config), config.planner.match_threshold, config.records.watch)
+
+
+def _same(before: dict[str, BenchmarkRecord], after: dict[str, BenchmarkRecord]) -> bool:
+    """The same objects under the same ids: the database makes a new object for every file it reads again."""
+    return before.keys() == after.keys() and all(after[key] is record for key, record in before.items())

@@ -1,0 +1,234 @@
+"""The running daemon, from the lock to the last answer.
+
+`serve` is the order of a start and of an end (lifecycle says why); `Server` accepts clients in between. Accepting is
+our own loop, not asyncio's server: asyncio replaces live sockets and removes files it did not make, and pauses a whole
+second when files run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from veloxquant import local, paths
+from veloxquant.config import load, socket_of
+from veloxquant.daemon import lifecycle, log, peer
+from veloxquant.daemon.connection import Connection, Patience
+from veloxquant.daemon.dispatch import Dispatch
+from veloxquant.daemon.house import House
+from veloxquant.daemon.record_feed import RecordFeed
+from veloxquant.daemon.traces import in_daemon_thread
+from veloxquant.errors import Overloaded, VeloxError
+from veloxquant.wire.messages import encode_error
+
+if TYPE_CHECKING:
+    import socket as sockets
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from veloxquant.config import Config
+    from veloxquant.daemon.lifecycle import Listener
+    from veloxquant.local import World
+
+ACCEPT_PAUSE_S = 0.1
+SPARE_FILES = 48
+"""Files kept for everything but clients: records, models, workers' pipes, the log."""
+TOUCH_S = 12 * 3600.0
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_CLOSE_S = 0.5
+_FAILED = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The daemon's own clocks, in seconds; tests make them shorter."""
+
+    patience: Patience = field(default_factory=Patience)
+    self_check_s: float = 60.0
+
+
+async def serve(
+    config: Config,
+    *,
+    config_path: Path | None = None,
+    read_config: Callable[[], Config] = load,
+    on_ready: Callable[[Server], None] | None = None,
+    signals: bool = True,
+    timing: Timing | None = None,
+) -> int:
+    """Run a daemon until it is told to stop; its exit status. Raises SocketRefused, AlreadyRunning.
+
+    `read_config` is what a reload calls. `on_ready` is called once clients are answered. `signals` False leaves the
+    process's signals alone (a daemon inside a test).
+    """
+    began = time.monotonic()
+    files = lifecycle.raise_file_limit()
+    path = socket_of(config)
+    lifecycle.private_folder(path.parent)
+    lock = lifecycle.Lock(paths.lock_path(path))
+    try:
+        world, feed = await in_daemon_thread(_first_world, config)
+        lifecycle.remove_stale(path)
+        listener = lifecycle.listen(path)
+        house = House(world, feed, socket=path, config_path=config_path, read_config=read_config)
+        idle_s = config.daemon.idle_timeout_s
+        timing = timing or Timing(patience=Patience(idle_s=idle_s))
+        server = Server(house, listener, timing, min(config.daemon.max_connections, max(1, files - SPARE_FILES)))
+        return await server.run(began, on_ready, signals=signals)
+    finally:
+        lock.release()
+
+
+class Server:
+    """A listening socket, the clients on it, and the house that answers them."""
+
+    def __init__(self, house: House, listener: Listener, timing: Timing, max_clients: int) -> None:
+        self.house = house
+        self.dispatch = Dispatch(house)
+        self._listener = listener
+        self._timing = timing
+        self._max_clients = max_clients
+        self._loop = asyncio.get_running_loop()
+        self._background: set[asyncio.Task[None]] = set()
+        self._touched_at = time.monotonic()
+
+    async def run(self, began: float, on_ready: Callable[[Server], None] | None, *, signals: bool) -> int:
+        """Serve until asked to stop, then wind up; the exit status."""
+        if signals:
+            self._catch_signals()
+        self.house.start()
+        self._spawn(self._accept())
+        self._spawn(self._check_socket())
+        log.event(
+            "daemon.ready",
+            socket=str(self._listener.path),
+            pid=os.getpid(),
+            generation=self.house.state.generation,
+            took_ms=round((time.monotonic() - began) * 1000),
+        )
+        lifecycle.notify_manager("READY=1")
+        if on_ready is not None:
+            on_ready(self)
+        try:
+            await self.house.stopping.wait()
+        finally:
+            await self._wind_up()
+        return 0 if self.house.stop_reason in ("shutdown", "SIGTERM", "SIGINT") else _FAILED
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nothing in the background may die unnoticed: without accepting, a daemon is a trap."""
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.event("daemon.failed", logging.CRITICAL, error=repr(error))
+            self.house.ask_to_stop("failure")
+
+    def _catch_signals(self) -> None:
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload()))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_stop_signal, number)
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        if self.house.stop_reason is not None:
+            # Asked twice: go at once, without the clients' leave.
+            self._listener.close()
+            os._exit(128 + number)
+        self.house.ask_to_stop(number.name)
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(VeloxError):  # the house has logged it and shows it in its warnings
+            await self.house.reload()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener.socket)
+            except OSError as error:
+                if error.errno in _FULL:
+                    log.event("accept.paused", logging.WARNING, reason=error.strerror, clients=len(self.house.clients))
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                elif error.errno != errno.ECONNABORTED:
+                    raise
+            else:
+                await self._welcome(connection)
+
+    async def _welcome(self, connection: sockets.socket) -> None:
+        try:
+            other = peer.identify(connection)
+        except OSError:
+            other = None
+        if other is None or not peer.allowed(other):
+            log.event("client.refused", logging.WARNING, peer_uid=None if other is None else other.uid)
+            self.house.clients.refused += 1
+            connection.close()
+            return
+        if len(self.house.clients) >= self._max_clients:
+            self._turn_away(connection)
+            return
+        client = Connection(self.dispatch, other, self._timing.patience)
+        self.house.clients.welcome(client)
+        await self._loop.connect_accepted_socket(lambda: client, connection)
+
+    def _turn_away(self, connection: sockets.socket) -> None:
+        log.event("client.turned_away", logging.WARNING, clients=len(self.house.clients))
+        self.house.clients.refused += 1
+        error = Overloaded(f"{self._max_clients} clients are connected", hint="close some, or raise max_connections")
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(0)
+            connection.send(encode_error(None, error))
+
+    async def _check_socket(self) -> None:
+        """A daemon whose socket is gone or somebody else's serves nobody: go, and touch nothing."""
+        while True:
+            await asyncio.sleep(self._timing.self_check_s)
+            if not self._listener.still_ours():
+                log.event("socket.lost", logging.ERROR, socket=str(self._listener.path))
+                self.house.ask_to_stop("socket lost")
+                return
+            if time.monotonic() - self._touched_at > TOUCH_S:
+                # macOS removes what was not touched for days from its temporary folders.
+                self._touched_at = time.monotonic()
+                os.utime(self._listener.path)
+
+    async def _wind_up(self) -> None:
+        """No new clients; answer what was asked; say goodbye; close."""
+        log.event("daemon.stopping", reason=self.house.stop_reason, clients=len(self.house.clients))
+        lifecycle.notify_manager("STOPPING=1")
+        for task in list(self._background):
+            task.cancel()
+        self._listener.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # two turns of the loop: what has already arrived is read
+        self.dispatch.draining = True
+        self.house.subscribers.say_goodbye()
+        for client in list(self.house.clients):
+            client.finish()
+        ends = self._loop.time() + self.house.config.daemon.drain_s
+        while self.house.clients and self._loop.time() < ends:
+            await asyncio.sleep(0.005)
+        if self.house.clients:
+            log.event("clients.abandoned", logging.WARNING, clients=len(self.house.clients))
+        for client in list(self.house.clients):
+            client.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.house.close()
+        log.event("daemon.stopped")
+
+
+def _first_world(config: Config) -> tuple[World, RecordFeed]:
+    """In a thread: plugins, machine and records. Never raises for bad plugins or records."""
+    feed = RecordFeed(config)
+    feed.read()
+    return local.open_world(config, source="daemon", records=feed.records), feed

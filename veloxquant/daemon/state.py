@@ -1,0 +1,98 @@
+"""The one world that answers come from, and how it changes.
+
+A world is frozen. A change builds the next one with a generation one higher and swaps it in by a single assignment,
+so that an answer always comes from one consistent world and the request path takes no lock. All changes are made on
+the event loop's thread; what takes time is computed elsewhere first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.daemon import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from veloxquant.local import World
+    from veloxquant.planner.snapshot import Records
+    from veloxquant.profiles import HardwareProfile
+
+MATERIAL = 0.01
+"""Memory has moved when it moved by this share of the total: smaller steps change no decision worth a new answer."""
+_VOLATILE = ("active_bytes", "available_bytes")
+
+
+class State:
+    """The current world, its warnings, and who wants to hear of changes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.warnings: dict[str, str] = {}
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
+
+    @property
+    def generation(self) -> int:
+        """Counts changes; two answers of one generation come from the same world."""
+        return self.world.snapshot.generation
+
+    def on_change(self, listener: Callable[[frozenset[str]], None]) -> None:
+        """Have `listener` called with the topics of each change."""
+        self._listeners.append(listener)
+
+    def warn(self, source: str, text: str | None) -> None:
+        """Set or clear the warning of one source; listeners hear when it is another one."""
+        if self.warnings.get(source) == text:
+            return
+        if text is None:
+            del self.warnings[source]
+        else:
+            self.warnings[source] = text
+        self._tell("warnings")
+
+    def use_records(self, records: Records) -> None:
+        """Plan with these records from now on."""
+        if records is not self.world.snapshot.records:
+            self._swap(self.world, ("records",), records=records)
+
+    def use_hardware(self, hardware: HardwareProfile) -> bool:
+        """Plan with this machine from now on, when it differs in more than a little memory; whether it does."""
+        if not moved(self.world.snapshot.hardware, hardware):
+            return False
+        self._swap(self.world, ("hardware",), hardware=hardware)
+        return True
+
+    def use_world(self, world: World) -> None:
+        """Replace everything: a reload."""
+        self._swap(world, ("records", "methods", "hardware"))
+
+    def _swap(self, world: World, topics: tuple[str, ...], **changes: Any) -> None:
+        snapshot = dataclasses.replace(world.snapshot, generation=self.generation + 1, **changes)
+        self.world = dataclasses.replace(world, snapshot=snapshot)
+        log.event("world.changed", generation=self.generation, topics=list(topics))
+        self._tell("generation", *topics)
+
+    def _tell(self, *topics: str) -> None:
+        for listener in self._listeners:
+            listener(frozenset(topics))
+
+
+def moved(before: HardwareProfile, after: HardwareProfile) -> bool:
+    """Whether anything but memory differs, or memory by more than MATERIAL of the total (unknown total: at all)."""
+    if _settled(before) != _settled(after):
+        return True
+    slack = MATERIAL * (after.total_memory_bytes or 0)
+    return any(_differs(getattr(before, name), getattr(after, name), slack) for name in _VOLATILE)
+
+
+def _differs(before: int | None, after: int | None, slack: float) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(before - after) > slack
+
+
+def _settled(profile: HardwareProfile) -> Mapping[str, Any]:
+    """What does not move by itself; where a figure came from is no figure."""
+    skipped = (*_VOLATILE, "sources")
+    return {name: getattr(profile, name) for name in profile.__struct_fields__ if name not in skipped}

@@ -1,0 +1,44 @@
+"""What `status` says about the process: memory, open files, threads, and that no engine was imported."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+from pathlib import Path
+
+from veloxquant.wire.answers import ProcessState
+
+ENGINE_MODULES = ("mlx_lm", "transformers", "torch")
+"""Packages that belong in workers: importing mlx_lm costs seconds and tens of MiB."""
+
+
+def now() -> ProcessState:
+    """This process now. What the system does not tell is None."""
+    return ProcessState(
+        rss_bytes=_rss_bytes(),
+        fds=_open_files(),
+        fd_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        threads=threading.active_count(),
+        engine_modules=tuple(name for name in ENGINE_MODULES if name in sys.modules),
+    )
+
+
+def _rss_bytes() -> int | None:
+    import psutil
+
+    try:
+        return int(psutil.Process().memory_info().rss)
+    except (psutil.Error, OSError):
+        return None
+
+
+def _open_files() -> int | None:
+    """Counted in the folder both systems keep for it; the one that lists it holds one itself."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return len(os.listdir(Path(folder))) - 1
+        except OSError:
+            continue
+    return None

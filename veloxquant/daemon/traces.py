@@ -1,0 +1,128 @@
+"""Model traces: seconds each, in worker processes, a few at a time, and never twice for the same model.
+
+Whoever asks for a model that is being traced waits for that trace. Whoever would have to wait behind too many gets
+Overloaded at once, rather than a timeout later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from veloxquant import local
+from veloxquant.daemon import log
+from veloxquant.errors import Overloaded, VeloxError
+from veloxquant.wire.answers import TracesState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from veloxquant.local import World
+    from veloxquant.models.resolve import ModelSource
+    from veloxquant.profiles import ModelProfile
+
+AT_ONCE = 2
+WAITING = 16
+REMEMBERED = 64
+"""Profiles kept in memory; each is some tens of KiB. The others are a file read away."""
+
+
+class Traces:
+    """Traces under way and profiles lately used. Lives on the event loop's thread."""
+
+    def __init__(self, trace: Callable[[ModelSource, World], ModelProfile] = local.trace_profile) -> None:
+        self.done = 0
+        self.failed = 0
+        self._trace = trace
+        self._running: dict[bytes, asyncio.Task[ModelProfile]] = {}
+        self._profiles: OrderedDict[bytes, ModelProfile] = OrderedDict()
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    def state(self) -> TracesState:
+        """For `status`."""
+        running = min(len(self._running), AT_ONCE)
+        waiting = len(self._running) - running
+        return TracesState(running=running, waiting=waiting, done=self.done, failed=self.failed)
+
+    def known(self, source: ModelSource, world: World) -> ModelProfile | None:
+        """A profile from memory, or from the disk's cache (a file read). Safe to call from any thread."""
+        key = _key(source, world)
+        profile = self._profiles.get(key) or local.cached_profile(source, world)
+        if profile is not None:
+            self._remember(key, profile)
+        return profile
+
+    async def profile(self, source: ModelSource, world: World) -> ModelProfile:
+        """Trace, or join the trace of the same model. Raises what `local.trace_profile` raises, and Overloaded."""
+        key = _key(source, world)
+        task = self._running.get(key)
+        if task is None:
+            if len(self._running) >= AT_ONCE + WAITING:
+                raise Overloaded(
+                    f"{len(self._running)} models are being traced or wait for it",
+                    hint="ask again in some seconds",
+                )
+            task = asyncio.get_running_loop().create_task(self._run(key, source, world))
+            self._running[key] = task
+            task.add_done_callback(lambda _task: self._running.pop(key, None))
+        # Shielded: a client that goes away must not take the trace from the others.
+        return await asyncio.shield(task)
+
+    def abandon(self) -> None:
+        """Wait for none of them any more; their workers end with their own time limit."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def _run(self, key: bytes, source: ModelSource, world: World) -> ModelProfile:
+        async with self._turn:
+            log.event("trace.started", model=source.model_id)
+            try:
+                profile = await in_daemon_thread(self._trace, source, world)
+            except VeloxError as error:
+                self.failed += 1
+                log.event("trace.failed", model=source.model_id, error=error.name, text=error.message)
+                raise
+        self.done += 1
+        log.event("trace.done", model=source.model_id, source=profile.source)
+        self._remember(key, profile)
+        return profile
+
+    def _remember(self, key: bytes, profile: ModelProfile) -> None:
+        self._profiles[key] = profile
+        while len(self._profiles) > REMEMBERED:
+            self._profiles.popitem(last=False)
+
+
+async def in_daemon_thread(work: Callable[..., Any], *args: Any) -> Any:
+    """Run blocking work in a thread that does not keep the process alive, unlike asyncio's own."""
+    loop = asyncio.get_running_loop()
+    promise: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if promise.cancelled():
+            return
+        if error is None:
+            promise.set_result(result)
+        else:
+            promise.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work(*args)
+        except BaseException as raised:  # noqa: BLE001 -- whatever it is belongs to whoever awaits the work
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=f"vq-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    return await promise
+
+
+def _key(source: ModelSource, world: World) -> bytes:
+    """Everything a profile depends on: the model's config, its weights, the method set."""
+    return msgspec.json.encode((source.model_id, source.config_hash, source.weights, world.loaded.fingerprint))
