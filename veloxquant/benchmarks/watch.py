@@ -34,7 +34,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 
 from veloxquant.benchmarks.index import RECORDS
-from veloxquant.benchmarks.storage import RECORD_NAME, make_folder
+from veloxquant.benchmarks.storage import make_folder
 from veloxquant.benchmarks.watch_schedule import QUIET_S, Schedule
 
 if TYPE_CHECKING:
@@ -91,7 +91,11 @@ def _place(folder: Path) -> _Place:
 
 
 class _Handler(FileSystemEventHandler):
-    """Calls `hint` for events about record files, and about the folder of records itself."""
+    """Calls `hint` for events in the folder of records, and about that folder itself.
+
+    Temporary files count: watchdog may hold a rename back for half a second to pair its halves, but not the closing of
+    the temporary file just before it.
+    """
 
     def __init__(self, records: str, hint: Callable[[], None]) -> None:
         self._records = records
@@ -103,8 +107,7 @@ class _Handler(FileSystemEventHandler):
             self._hint()
 
     def _concerns(self, path: str) -> bool:
-        folder, name = os.path.split(path)
-        return path == self._records or (folder == self._records and RECORD_NAME.fullmatch(name) is not None)
+        return self._records in (path, os.path.dirname(path))  # noqa: PTH120 -- text, as watchdog's paths are
 
 
 class Watcher:
