@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid, ModelError, ModelNotSupported
-from veloxquant.models import fields, static, store
+from veloxquant.models import static, store
 from veloxquant.models.exchange import ProbeRequest, TraceRequest
+from veloxquant.models.resolve import compute_dtype
 from veloxquant.models.trace import trace
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 TRACE_SCHEMA = 1
 """Raised when what a trace says, or how it is found, changes; part of the key of kept profiles."""
-
-_DEFAULT_DTYPE = "bfloat16"
 
 
 def engine_version() -> str | None:
@@ -63,7 +62,7 @@ def profile(
         return kept
     if engine_version() is None:
         return _static(source, "mlx-lm is not installed", EngineUnavailable)
-    dtype, assumed = _dtype(source)
+    dtype, assumed = compute_dtype(source)
     request = TraceRequest(
         model_id=source.model_id,
         config_json=json.dumps(source.config),
@@ -98,21 +97,11 @@ def _without_trace(source: ModelSource, failed: Failed | None, died: str) -> Mod
 
 
 def _static(source: ModelSource, why: str, otherwise: type[ModelError]) -> ModelProfile:
-    dtype, assumed = _dtype(source)
     try:
-        found = static.read(source, dtype=dtype)
+        found = static.read(source)
     except ModelNotSupported as error:
         raise otherwise(f"{why}, and {error.message}", hint=error.hint, field="model.config") from error
-    return _weighed(msgspec.structs.replace(found, notes=(why, *found.notes, *assumed)), source)
-
-
-def _dtype(source: ModelSource) -> tuple[str, tuple[str, ...]]:
-    """What the model computes in, with a note where it had to be assumed."""
-    known = source.weights.dtype if source.weights is not None else None
-    stated = known or fields.stated_dtype(source.config)
-    if stated is not None:
-        return stated, ()
-    return _DEFAULT_DTYPE, (f"neither weights nor config state a number format; {_DEFAULT_DTYPE} is assumed",)
+    return _weighed(msgspec.structs.replace(found, notes=(why, *found.notes)), source)
 
 
 def _weighed(found: ModelProfile, source: ModelSource) -> ModelProfile:
@@ -141,7 +130,7 @@ def _key(source: ModelSource, probes: Sequence[Mapping[str, Any]], fingerprint: 
     parts = {
         "schema": TRACE_SCHEMA,
         "config": source.config_hash,
-        "dtype": _dtype(source)[0],
+        "dtype": compute_dtype(source)[0],
         "engine": engine_version(),
         "mlx": _version("mlx"),
         "methods": fingerprint,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.errors import InvalidParams, ModelConfigInvalid, ModelNotFound
-from veloxquant.models import weights
+from veloxquant.models import fields, weights
 from veloxquant.models.weights import WeightFacts
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ MAX_CONFIG_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 MAX_WEIGHTS_BYTES = 2**53
 _MAX_LABEL = 256
+_ASSUMED_DTYPE = "bfloat16"
 
 _ID = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?(?:/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?)?"
@@ -82,6 +83,18 @@ def hub_cache(env: Mapping[str, str] = os.environ) -> Path:
 def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of the config written with sorted keys and no blanks, hexadecimal."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def compute_dtype(source: ModelSource) -> tuple[str, tuple[str, ...]]:
+    """What the model computes in, and its K and V are kept in; with a note where that had to be assumed.
+
+    The weight files decide (mlx-lm loads them as they are), then the config.
+    """
+    known = source.weights.dtype if source.weights is not None else None
+    stated = known or fields.stated_dtype(source.config)
+    if stated is not None:
+        return stated, ()
+    return _ASSUMED_DTYPE, (f"neither weights nor config state a number format; {_ASSUMED_DTYPE} is assumed",)
 
 
 def _inline(config: Mapping[str, Any], label: str | None) -> ModelSource:

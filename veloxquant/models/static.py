@@ -13,6 +13,7 @@ import msgspec
 
 from veloxquant.errors import ModelConfigInvalid, ModelNotSupported
 from veloxquant.models import fields
+from veloxquant.models.resolve import compute_dtype
 from veloxquant.profiles.model import CacheLayer, CachePart, ModelProfile
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.7
 """The table agrees with one engine version; another may keep its caches differently."""
 
+_NOTE = "caches were read from config fields and not from the engine; no method was tried on the model"
 _MAX_LAYERS = 4096
 _ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 _STATE_ITEMSIZE = 4
@@ -49,7 +51,7 @@ def families() -> Mapping[str, object]:
     return _table().families
 
 
-def read(source: ModelSource, *, dtype: str) -> ModelProfile:
+def read(source: ModelSource) -> ModelProfile:
     """A profile of source "static", without parameter counts and without probes.
 
     Raises ModelNotSupported naming a model_type the table lacks, ModelConfigInvalid naming a field that is missing.
@@ -63,13 +65,14 @@ def read(source: ModelSource, *, dtype: str) -> ModelProfile:
             hint="install mlx-lm, so that the model's own code can be asked",
             field="model.config",
         )
+    dtype, assumed = compute_dtype(source)
     layers = _Reader(config, family, dtype).layers()
     return ModelProfile(
         model_id=source.model_id,
         architecture=str(model_type),
         source="static",
         confidence=CONFIDENCE,
-        notes=("caches were read from config fields and not from the engine; no method was tried on the model",),
+        notes=(_NOTE, *assumed),
         config_hash=source.config_hash,
         dtype=dtype,
         num_layers=len(layers),
@@ -145,9 +148,8 @@ class _Reader:
         if width is None:
             width = self._need(fields.HIDDEN_SIZE) // max(heads, 1) if self._family.head_dim == "ratio" else None
         if width is None:
-            width = self._need(
-                fields.HEAD_WIDTH, self._family.head_dim if isinstance(self._family.head_dim, int) else None
-            )
+            default = self._family.head_dim
+            width = self._need(fields.HEAD_WIDTH, default if isinstance(default, int) else None)
         return self._part(self._need(fields.KV_HEADS, heads), width, width, window=window)
 
     def _latent(self) -> CachePart:

@@ -1,4 +1,4 @@
-"""Traced profiles on disk, one JSON file each. A file that is damaged, foreign or cannot be written is as good as none."""
+"""Traced profiles on disk, one JSON file each. A file that is damaged or foreign is as good as none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(folder: Path, key: str) -> ModelProfile | None:
 
 
 def write(folder: Path, key: str, profile: ModelProfile, *, complete: bool) -> None:
-    """Keep the profile under the key: whole or not at all, whoever writes at the same time. Never raises for the disk."""
+    """Keep the profile under the key: whole or not at all, whoever else writes. Never raises for the disk."""
     entry = msgspec.json.encode(_Entry(key=key, complete=complete, profile=profile))
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
