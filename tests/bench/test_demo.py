@@ -1,0 +1,92 @@
+"""The demo is a proof: it passes as a whole, and a step that fails ends it with the step's name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import demo
+import pytest
+import session
+
+from veloxquant.errors import NotRunning
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
+    """As `make demo` runs it."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "demo.py"), *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.timeout(300)
+def test_the_whole_product_on_a_real_model(wheel: Path) -> None:
+    """Every step of the demo passes: plans, text, equal bytes, a cited record, a clean stop."""
+    done = run_demo("--wheel", str(wheel), "--cache", str(wheel.parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{demo.QUESTION} -> {demo.ANSWER}" in done.stdout
+    assert done.stdout.count("promised") == 2
+    assert "exit code 0, the socket is gone" in done.stdout
+
+
+def test_a_wheel_that_is_not_one_ends_the_demo(tmp_path: Path) -> None:
+    """The exit code is 1, and the error names the step and the file."""
+    (tmp_path / "broken.whl").write_bytes(b"no zip")
+    done = run_demo("--wheel", str(tmp_path / "broken.whl"), "--cache", str(tmp_path))
+    assert done.returncode == 1
+    assert "FAILED in step 1 (SmolLM2-135M from its wheel)" in done.stderr
+    assert "broken.whl" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        demo.DemoError("other bytes"),
+        session.SessionError("it did not start"),
+        NotRunning("nothing listens", hint="start the daemon"),
+    ],
+)
+def test_a_failing_step_is_named(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a step raises, the demo ends with 1 and says which step, why, and what to do where that is known."""
+    step = demo.Steps(3)
+
+    def run() -> None:
+        step("first")
+        step("second")
+        raise error
+
+    assert demo.attempt(run, step) == 1
+    said = capsys.readouterr().err
+    assert f"FAILED in step 2 (second): {error}" in said
+    assert getattr(error, "hint", "") in said
+
+
+def test_a_home_is_private_and_goes() -> None:
+    """The folders of a session are the user's alone, short enough for a socket on macOS, and removed at the end."""
+    with session.private_home() as home:
+        assert home.folder.stat().st_mode & 0o077 == 0
+        assert len(os.fsencode(home.socket)) <= 103
+        assert home.environment["VELOXQUANT_SOCKET"] == str(home.socket)
+        assert all(str(home.folder) in home.environment[name] for name in ("HOME", "XDG_CACHE_HOME"))
+    assert not home.folder.exists()
+
+
+def test_a_daemon_that_cannot_start_says_why() -> None:
+    """The error of a failed start carries what the daemon said."""
+    with session.private_home() as home:
+        (home.folder / "bad.toml").write_text("[planner]\nreserve = 1\n")
+        home.environment["VELOXQUANT_CONFIG"] = str(home.folder / "bad.toml")
+        with pytest.raises(session.SessionError, match=r"reserve"):
+            session.start(home)
+
+
+def test_a_daemon_stops_clean() -> None:
+    """A session's daemon answers, stops with exit code 0 and takes its socket with it."""
+    with session.private_home() as home, session.running(home) as daemon:
+        assert daemon.client().ping().pid == daemon.process.pid
+        assert daemon.stop() == 0
+        assert not home.socket.exists()
