@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx_lm.models.cache import QuantizedKVCache
+from veloxquant_plugins.affine import Affine, veloxquant_methods
 
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import MethodRefused
 from veloxquant.methods import LayerSpec, Method
 from veloxquant.methods.checks import check_figures, check_variants, sample_part
 from veloxquant.methods.worker import declared_bytes
-from veloxquant_plugins.affine import Affine, veloxquant_methods
 
 WIDTHS = (32, 48, 64, 80, 96, 112, 128, 192, 256, 512, 576)
 AFFINE = Affine()
@@ -63,7 +64,7 @@ def test_declared_bytes_are_the_bytes_the_built_cache_holds(label: str) -> None:
 
 
 def test_bits_are_those_of_the_format() -> None:
-    """Published figures of the format: 4.5 bits at 4 bits in groups of 64, 8.5 at 8, 5 in groups of 32, 16-bit scales."""
+    """With 16-bit scales: 4.5 bits at 4 bits in groups of 64, 8.5 at 8, 5 at 4 bits in groups of 32."""
     part = sample_part(128, 2)
     expected = {"affine4-g64": 4.5, "affine8-g64": 8.5, "affine4-g32": 5.0, "affine8-g128": 8.25, "affine2-g32": 3.0}
     assert {label: AFFINE.key_bits(VARIANTS[label], part) for label in expected} == expected
@@ -86,8 +87,6 @@ def test_groups_follow_the_head_width(width: int, accepted: set[int]) -> None:
 def test_value_widths_are_checked_too() -> None:
     """Keys of 128 with values of 96, and a latent whose value slot is empty."""
     variant = VARIANTS["affine4-g64"]
-    import msgspec
-
     part = sample_part(128, 2)
     uneven = AFFINE.refuses(variant, msgspec.structs.replace(part, value_width=96))
     assert uneven == ("width_not_divisible", "groups of 64 do not divide the value width 96")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
+from veloxquant_plugins.fp16 import EngineOwn
 
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import MethodRefused
 from veloxquant.methods import LayerSpec
 from veloxquant.methods.checks import check_figures, check_variants, sample_part
 from veloxquant.methods.worker import declared_bytes
-from veloxquant_plugins.fp16 import EngineOwn
 
 FP16 = EngineOwn()
 (VARIANT,) = FP16.variants()

@@ -15,6 +15,7 @@ VOCABULARY = 64
 
 def llama_model(*, layers: int = 3, heads: int = 2, width: int = 64) -> Any:
     """A llama whose every layer keeps a plain KVCache."""
+    mx.random.seed(7)
     args = llama.ModelArgs(
         model_type="llama",
         hidden_size=64,
@@ -25,12 +26,14 @@ def llama_model(*, layers: int = 3, heads: int = 2, width: int = 64) -> Any:
         head_dim=width,
         rms_norm_eps=1e-5,
         vocab_size=VOCABULARY,
+        tie_word_embeddings=False,  # tied random weights would only repeat the last token
     )
     return _with_weights(llama.Model(args))
 
 
 def gemma_model() -> Any:
     """Gemma 3: layers 2 and 5 of six are full, the others have a window of 32 tokens."""
+    mx.random.seed(7)
     args = gemma3_text.ModelArgs(
         model_type="gemma3_text",
         hidden_size=64,

@@ -49,9 +49,7 @@ def plan(decision: Any = "quantize", config: Any = CONFIG, **changes: Any) -> Pl
         cache_config=config,
         engine_settings=None,
     )
-    budget = Budget(
-        working_set_bytes=None, weights_bytes=None, active_bytes=0, reserve_bytes=0, kv_budget_bytes=None
-    )
+    budget = Budget(working_set_bytes=None, weights_bytes=None, active_bytes=0, reserve_bytes=0, kv_budget_bytes=None)
     empty: dict[str, Any] = {}
     return Plan(
         decision=decision,

@@ -20,6 +20,8 @@ MAX_VARIANTS = 64
 MAX_BITS = 256.0
 """Four times the widest number an engine stores, scales and all: more is a mistake of unit."""
 MAX_SLOT_STEP = 2**16
+MAX_WHOLE = 2**53
+"""The largest whole number that every reader of our JSON takes exactly (RFC 8259, section 6)."""
 REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
 
 WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)
@@ -131,7 +133,7 @@ def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
 
 def check_fixed_bytes(method: Method, variant: Variant, fixed: Any) -> int:
     """Whole bytes, not negative."""
-    if type(fixed) is not int or fixed < 0:
+    if type(fixed) is not int or not 0 <= fixed <= MAX_WHOLE:
         raise _wrong(f"{method.name} {variant.label}: fixed_bytes() returned {_shown(fixed)}, not a count of bytes")
     return fixed
 
@@ -226,7 +228,9 @@ def _check_unlike(names: Sequence[str], what: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= MAX_WHOLE
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _kind(value: Any) -> str:
@@ -234,7 +238,10 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 -- fence: __repr__ is the plugin's code, and a huge int has none
+        text = _kind(value)
     return text if len(text) <= 80 else text[:79] + "…"  # noqa: PLR2004 -- a line's worth
 
 

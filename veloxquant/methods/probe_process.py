@@ -172,7 +172,7 @@ def _take_messages(child: _Child, limits: dict[str, Any]) -> None:
             child.stage = stage
             child.deadline = time.monotonic() + limits[f"{stage}_s"]
         else:
-            child.answer = answer
+            child.answer = child.answer or answer  # the first word stands
 
 
 def _message(line: bytes) -> tuple[str | None, dict[str, Any]]:

@@ -1,0 +1,104 @@
+"""A foreign method that fails while it is used: fenced, quarantined, and the caller goes on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+import pytest
+
+from veloxquant.errors import MethodRefused
+from veloxquant.methods import LayerSpec
+from veloxquant.methods.checks import sample_part
+from veloxquant.methods.guard import Guarded
+
+PART = sample_part(64, 2)
+
+
+def guarded(simple: Any, **functions: Any) -> tuple[Guarded, Any]:
+    """A guarded method with some functions replaced, and its variant."""
+    inner = type("Inner", (simple,), functions)()
+    variants = inner.variants()
+    return Guarded(inner, variants), variants[0]
+
+
+def test_a_sound_method_passes_through(simple: Any) -> None:
+    """Same name, same answers."""
+    method, variant = guarded(simple)
+    assert (method.name, method.batchable, method.trimmable) == ("simple", False, True)
+    assert method.refuses(variant, PART) is None
+    assert method.key_bits(variant, PART) == method.value_bits(variant, PART) == 8.0
+    assert (method.fixed_bytes(variant, PART), method.slot_step(variant, PART)) == (0, 256)
+    assert method.quality_prior(variant).kl_mean == 0.01
+    assert (method.unpack_cost(variant), method.engine_settings(variant)) == (0.0, None)
+    assert list(method.variants()) == [variant]
+    assert method.tripped is None
+
+
+def raising(error: BaseException) -> Any:
+    """A function that raises it."""
+
+    def function(self: Any, *args: Any) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        raising(ValueError("no")),
+        raising(SystemExit(1)),
+        raising(MemoryError()),
+        raising(RecursionError()),
+        lambda *_: math.nan,
+        lambda *_: -4.0,
+    ],
+)
+def test_a_failing_call_is_refused_and_quarantines_the_method(simple: Any, function: Any) -> None:
+    """From there on `refuses` answers for it, and no other call reaches it."""
+    method, variant = guarded(simple, key_bits=function)
+    with pytest.raises(MethodRefused, match=r"method simple: key_bits\(\) failed"):
+        method.key_bits(variant, PART)
+    code, why = method.refuses(variant, PART) or ("", "")
+    assert (code, why) == ("quarantined", method.tripped)
+    with pytest.raises(MethodRefused):
+        method.value_bits(variant, PART)
+
+
+def test_a_raising_refuses_is_an_answer(simple: Any) -> None:
+    """The planner asks `refuses` first, and it never raises."""
+    method, variant = guarded(simple, refuses=raising(OSError("disk")))
+    assert method.refuses(variant, PART) == ("quarantined", "method simple: refuses() failed: OSError: disk")
+
+
+def test_an_interrupt_is_the_users(simple: Any) -> None:
+    """Control-C during a call stops the program and blames nobody."""
+    method, variant = guarded(simple, key_bits=raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        method.key_bits(variant, PART)
+    assert method.tripped is None
+
+
+def test_a_slow_method_is_warned_of_and_the_third_time_quarantined(
+    simple: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over 5 ms a warning, once; over 50 ms three times and it is out."""
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * 0.06)
+    method, variant = guarded(simple)
+    with caplog.at_level(logging.WARNING):
+        answers = [method.key_bits(variant, PART) for _ in range(3)]
+    assert answers == [8.0] * 3
+    assert len(caplog.records) == 1
+    assert method.tripped == "method simple: key_bits() took more than 50 ms 3 times"
+
+
+def test_a_failing_build_is_refused_without_quarantine(simple: Any) -> None:
+    """A layer that cannot be built says nothing about others."""
+    method, variant = guarded(simple, build=raising(ZeroDivisionError("x")))
+    with pytest.raises(MethodRefused, match="simple8 cannot be built for layer 3: ZeroDivisionError: x"):
+        method.build(LayerSpec(index=3, part=PART), variant)
+    assert method.tripped is None

@@ -1,0 +1,160 @@
+"""Plugins that would take our process down, met in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from veloxquant.methods.plugin import Plugin
+from veloxquant.methods.probe import Limits, examine
+
+LIMITS = Limits(import_s=1.5, hook_s=1.0, check_s=1.0)
+
+HEAD = """
+from veloxquant.methods import Method, QualityPrior, Variant, hookimpl
+class Mine(Method):
+    name = "mine"
+    def variants(self): return [Variant(method="mine", label="mine8")]
+    def key_bits(self, variant, part): return 8.0
+    def value_bits(self, variant, part): return 8.0
+    def quality_prior(self, variant): return QualityPrior(kl_mean=0.1, low=0.0, high=0.2, source="a test")
+"""
+HOOK = """
+@hookimpl
+def veloxquant_methods():
+    return [Mine()]
+"""
+
+MISBEHAVIOURS = {
+    "leaves_at_import": ("import os\nos._exit(7)", "it ended the process (exit status 7) while it was imported"),
+    "leaves_in_hook": (
+        HEAD + "import os\n@hookimpl\ndef veloxquant_methods():\n    os._exit(0)",
+        "it ended the process (exit status 0) in its hook",
+    ),
+    "kills_itself": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        "it ended the process (SIGKILL) while it was imported",
+    ),
+    "exits_in_hook": (
+        HEAD + "@hookimpl\ndef veloxquant_methods():\n    raise SystemExit(2)",
+        "hook failed: it called sys.exit(2)",
+    ),
+    "interrupts": (
+        "raise KeyboardInterrupt",
+        "KeyboardInterrupt",
+    ),
+    "spins_at_import": ("while True: pass", "importing it took longer than 1.5 s"),
+    "sleeps_in_hook": (
+        HEAD + "import time\n@hookimpl\ndef veloxquant_methods():\n    time.sleep(60)",
+        "its hook took longer than 1 s",
+    ),
+    "sleeps_in_planning": (
+        HEAD + "    def fixed_bytes(self, variant, part):\n        import time; time.sleep(60)" + HOOK,
+        "its planning functions took longer than 1 s",
+    ),
+    "ignores_signals": (
+        "import signal, time\nfor s in (1, 2, 14, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)",
+        "importing it took longer than 1.5 s",
+    ),
+    "floods_stdout": (
+        "while True: print('x' * 1000)",
+        "it wrote more than 64 KiB to its output while it was imported",
+    ),
+    "floods_and_passes": (
+        HEAD + "import os, sys\nsys.stderr.write('x' * 100_000)" + HOOK,
+        "it wrote more than 64 KiB to its output",
+    ),
+    "misspells_the_hook": (
+        HEAD + "@hookimpl\ndef veloxquant_method():\n    return [Mine()]",
+        "unknown hook 'veloxquant_method'",
+    ),
+    "takes_an_argument": (
+        HEAD + "@hookimpl\ndef veloxquant_methods(registry):\n    return [Mine()]",
+        "hook failed: PluginValidationError",
+    ),
+    "has_no_hook": (HEAD, "has no hook veloxquant_methods"),
+    "returns_none": (HEAD + "@hookimpl\ndef veloxquant_methods(): pass", "has no hook veloxquant_methods that returns"),
+    "does_not_parse": ("def (:", "import failed: SyntaxError"),
+    "recurses": ("def f(): f()\nf()", "import failed: RecursionError"),
+    "raises_from_str": (
+        "class E(Exception):\n    def __str__(self): raise ValueError\nraise E",
+        "import failed: E: (its text cannot be shown)",
+    ),
+    "carries_the_engine": (HEAD + "import mlx.core" + HOOK, "loading it imports mlx, which the planner must not carry"),
+    "returns_nan": (
+        HEAD + "    def key_bits(self, variant, part): return float('nan')" + HOOK,
+        "mine mine8: key_bits() returned nan, not bits from 0 to 256",
+    ),
+    "lies_into_the_pipe": (
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'[1]\\n')\n    except OSError: pass",
+        "it wrote into the pipe that reports on it",
+    ),
+}
+
+
+@pytest.fixture
+def verdicts(plugin_module: Any) -> dict[str, Any]:
+    """All of them and a good one, examined together."""
+    plugins = [plugin_module(f"vqbad_{name}", source) for name, (source, _) in MISBEHAVIOURS.items()]
+    plugins.append(plugin_module("vqgood", HEAD + HOOK))
+    return dict(zip([*MISBEHAVIOURS, "good"], examine(plugins, LIMITS), strict=True))
+
+
+def test_every_misbehaviour_has_its_reason_and_the_good_plugin_passes(verdicts: dict[str, Any]) -> None:
+    """Whatever a plugin does, this process and the other plugins go on, and the reason says what it did."""
+    assert verdicts["good"].ok
+    reasons = {name: verdicts[name].reason for name in MISBEHAVIOURS}
+    assert {name: reason for name, reason in reasons.items() if MISBEHAVIOURS[name][1] not in reason} == {}
+    assert not any(verdicts[name].ok for name in MISBEHAVIOURS)
+
+
+def test_nothing_a_plugin_started_outlives_its_probe(plugin_module: Any, short_folder: Any) -> None:
+    """A child process that a plugin leaves behind ends with it."""
+    note = short_folder / "pid"
+    source = "import subprocess, pathlib, time\np = subprocess.Popen(['sleep', '60'])\n"
+    source += f"pathlib.Path({str(note)!r}).write_text(str(p.pid))\ntime.sleep(60)"
+    (verdict,) = examine([plugin_module("vqbad_spawns", source)], LIMITS)
+    assert not verdict.ok
+    pid = int(note.read_text())
+    for _ in range(100):
+        if _gone(pid):
+            break
+        time.sleep(0.02)
+    assert _gone(pid)
+
+
+def _gone(pid: int) -> bool:
+    """No process, or one that is dead and not yet collected by its new parent."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = f"/proc/{pid}/stat"
+    if not os.path.exists(stat):  # noqa: PTH110 -- a special file
+        return False
+    with open(stat) as file:  # noqa: PTH123 -- a special file
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_module_that_does_not_exist_is_a_failed_import() -> None:
+    """An entry point left behind by an uninstalled package."""
+    (verdict,) = examine([Plugin("gone", "gone", "vq_no_such_module")], LIMITS)
+    assert "No module named 'vq_no_such_module'" in verdict.reason
+
+
+def test_without_an_interpreter_to_start_nothing_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No probe, no load: the plugin is refused and the caller goes on."""
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    (verdict,) = examine([Plugin("d", "p", "json")], LIMITS)
+    assert not verdict.ok
+    assert verdict.reason.startswith("it could not be tried out before loading: FileNotFoundError")
+
+
+def test_no_plugins_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual case costs nothing."""
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    assert examine([], LIMITS) == ()

@@ -1,0 +1,252 @@
+"""Loading: names that clash, names that are asked for, verdicts that are remembered, metadata that is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, TYPE_CHECKING
+
+import pytest
+
+from veloxquant.errors import MethodNotFound
+from veloxquant.methods import probe, registry, verdicts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCE = """
+from veloxquant.methods import Method, QualityPrior, Variant, hookimpl
+class Mine(Method):
+    name = "{name}"
+    def variants(self): return [Variant(method="{name}", label="{label}")]
+    def key_bits(self, variant, part): return 8.0
+    def value_bits(self, variant, part): return 8.0
+    def quality_prior(self, variant): return QualityPrior(kl_mean=0.1, low=0.0, high=0.2, source="a test")
+@hookimpl
+def veloxquant_methods():
+    return [Mine()]
+"""
+
+
+@pytest.fixture
+def install(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function (dist, method name, label) that lays out a distribution as pip leaves it."""
+    site = short_folder / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    written: list[str] = []
+
+    def lay_out(dist: str, name: str, label: str, *, entry: str = "", source: str = SOURCE) -> Path:
+        module = f"vqreg_{dist}"
+        info = site / f"{dist}-1.0.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[veloxquant.methods]\n{entry or dist} = {module}\n")
+        (site / f"{module}.py").write_text(source.format(name=name, label=label))
+        written.append(module)
+        return site
+
+    yield lay_out
+    for module in written:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many plugins each load had to try out."""
+    counts: list[int] = []
+
+    def counting(plugins: Any, limits: Any) -> Any:
+        counts.append(len(plugins))
+        return probe.examine(plugins, limits)
+
+    monkeypatch.setattr(registry, "examine", counting)
+    return counts
+
+
+def names(loaded: registry.Loaded) -> list[str]:
+    """Of the ready methods."""
+    return [method.name for method in loaded.methods]
+
+
+def test_ours_come_through_the_same_door() -> None:
+    """fp16 and affine are found by entry point, and only affine needs a trace."""
+    loaded = registry.load()
+    assert names(loaded) == ["affine", "fp16"]
+    assert loaded.quarantined == ()
+    assert {probe["method"] for probe in loaded.probes()} == {"affine"}
+    assert len(loaded.probes()) == 18
+    assert loaded.probes()[0] == {"method": "affine", "label": "affine8-g32", "params": {"bits": 8, "group": 32}}
+
+
+def test_two_foreign_plugins_of_one_method_name_are_both_out(install: Any) -> None:
+    """Neither the order of installation nor of names decides."""
+    install("first", "twin", "twin-a")
+    install("second", "twin", "twin-b")
+    loaded = registry.load()
+    assert names(loaded) == ["affine", "fp16"]
+    assert [(q.name, q.distribution) for q in loaded.quarantined] == [("twin", "first"), ("twin", "second")]
+    assert "it offers 'twin', and so does second of second" in loaded.quarantined[0].reason
+
+
+def test_a_label_is_a_name_too(install: Any) -> None:
+    """Records and plans call variants by label: a foreign label may be nobody's label or method name."""
+    install("stealing", "mine", "affine4-g64")
+    install("calling", "other", "fp16")
+    loaded = registry.load()
+    assert names(loaded) == ["affine", "fp16"]
+    assert [q.name for q in loaded.quarantined] == ["mine", "other"]
+    assert len(loaded.warnings) == 2
+
+
+def test_unlike_foreign_plugins_are_all_ready(install: Any) -> None:
+    """And each method knows where it came from."""
+    install("first", "one", "one-a")
+    install("second", "two", "two-a")
+    loaded = registry.load()
+    assert names(loaded) == ["affine", "fp16", "one", "two"]
+    assert loaded.sources["two"].distribution == "second"
+
+
+def test_environment_and_argument_narrow_what_loads(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VELOXQUANT_PLUGINS and `only` name entry points; one that is not installed is reported."""
+    install("first", "one", "one-a", entry="uno")
+    assert names(registry.load(only=["fp16", "uno"])) == ["fp16", "one"]
+    monkeypatch.setenv("VELOXQUANT_PLUGINS", " fp16, nonesuch ,")
+    loaded = registry.load()
+    assert names(loaded) == ["fp16"]
+    assert [(q.name, q.reason) for q in loaded.quarantined] == [
+        ("nonesuch", "it was asked for and no installed plugin has this name")
+    ]
+    monkeypatch.setenv("VELOXQUANT_PLUGINS", "")
+    assert names(registry.load()) == ["affine", "fp16", "one"]
+
+
+def test_hook_calls_are_traced_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """VELOXQUANT_TRACE_HOOKS=1 writes each call to standard error, and nothing to standard output."""
+    monkeypatch.setenv("VELOXQUANT_TRACE_HOOKS", "1")
+    registry.load()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "fp16:" in err
+    assert "veloxquant_methods" in err
+
+
+def test_what_a_plugin_prints_stays_off_our_standard_output(install: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output carries answers."""
+    install("chatty", "one", "one-a", source="print('hello')\n" + SOURCE)
+    assert "one" in names(registry.load())
+    assert capfd.readouterr().out == ""
+
+
+def test_a_plugin_is_tried_out_once_until_its_files_change(install: Any, probes: list[int]) -> None:
+    """A good verdict is kept on disk and forgotten when a file of the plugin changes."""
+    site = install("first", "one", "one-a")
+    registry.load()
+    registry.load()
+    module = site / "vqreg_first.py"
+    module.write_text(module.read_text() + "\n# changed\n")
+    registry.load()
+    assert probes == [1, 0, 1]
+
+
+def test_a_bad_verdict_is_remembered_for_a_while_and_not_after_an_installation(
+    install: Any, probes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hang is not paid for at every load; a missing package may arrive, and ten minutes are enough."""
+    site = install("lacking", "one", "one-a", source="import vqreg_absent\n" + SOURCE)
+    assert names(registry.load()) == ["affine", "fp16"]
+    registry.load()
+    assert probes == [1, 0]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + verdicts.BAD_FOR_S + 1)
+    registry.load()
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert probes == [1, 0, 1]
+    (site / "vqreg_absent.py").write_text("")
+    os.utime(site, ns=(1, 1))  # some file systems have coarse times
+    assert "one" in names(registry.load())
+    assert probes == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"stamp": null}', "\x00", '{"ok": 1, "reason": 2}'])
+def test_a_damaged_verdict_is_no_verdict(install: Any, probes: list[int], short_folder: Path, damage: str) -> None:
+    """A torn or foreign file costs one probe."""
+    install("first", "one", "one-a")
+    folder = short_folder / "verdicts"
+    registry.load(cache_dir=folder)
+    (file,) = folder.iterdir()
+    file.write_text(damage)
+    assert "one" in names(registry.load(cache_dir=folder))
+    assert probes == [1, 1]
+    json.loads(file.read_text())
+
+
+def test_without_a_disk_every_load_tries_out(install: Any, probes: list[int], short_folder: Path) -> None:
+    """A cache folder that cannot be made costs time and nothing else."""
+    install("first", "one", "one-a")
+    blocked = short_folder / "file"
+    blocked.write_text("")
+    for _ in range(2):
+        assert "one" in names(registry.load(cache_dir=blocked / "methods"))
+    assert probes == [1, 1]
+
+
+def test_damaged_metadata_of_one_distribution_hides_no_other(install: Any) -> None:
+    """Entry points that do not parse, and metadata without a name."""
+    site = install("first", "one", "one-a")
+    for broken, metadata, points in (
+        ("torn", "Name: torn\nVersion: 1\n", "[veloxquant.methods]\n= = [\nno value\n"),
+        ("nameless", "", "[veloxquant.methods]\nx = y\n"),
+        ("binary", "Name: binary\nVersion: 1\n", None),
+    ):
+        info = site / f"{broken}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(metadata)
+        (info / "entry_points.txt").write_bytes(
+            b"[veloxquant.methods]\n\xff\xfe" if points is None else points.encode()
+        )
+    loaded = registry.load()
+    assert names(loaded) == ["affine", "fp16", "one"]
+    assert len(loaded.quarantined) == 3
+
+
+def test_an_unready_method_says_why(install: Any) -> None:
+    """Asked by name, a quarantined method answers with its reason and what is ready."""
+    install("first", "twin", "twin-a")
+    install("second", "twin", "twin-b")
+    loaded = registry.load()
+    assert loaded.method("fp16").name == "fp16"
+    with pytest.raises(MethodNotFound, match="twin is quarantined: it offers 'twin'") as caught:
+        loaded.method("twin")
+    assert caught.value.hint == "ready: affine, fp16"
+
+
+def test_a_method_that_fails_later_is_listed(install: Any) -> None:
+    """The registry knows which of its methods have been fenced off since."""
+    source = SOURCE.replace(
+        "def key_bits(self, variant, part): return 8.0",
+        "def key_bits(self, variant, part):\n        return 8.0 if part.key_width != 72 else 1 / 0",
+    )
+    install("first", "one", "one-a", source=source)
+    loaded = registry.load()
+    assert loaded.tripped() == ()
+    method = loaded.method("one")
+    from veloxquant.methods.checks import sample_part
+
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        method.key_bits(method.variants()[0], sample_part(72, 2))
+    assert [(q.name, q.distribution) for q in loaded.tripped()] == [("one", "first")]
+
+
+def test_the_fingerprint_follows_what_a_trace_depends_on(install: Any) -> None:
+    """Another set of methods, another label, another source: another fingerprint; nothing changed: the same."""
+    bare = registry.load().fingerprint
+    site = install("first", "one", "one-a")
+    first = registry.load().fingerprint
+    assert registry.load().fingerprint == first != bare
+    module = site / "vqreg_first.py"
+    module.write_text(module.read_text() + "\n# build() changed\n")
+    assert registry.load().fingerprint not in (first, bare)
