@@ -28,6 +28,7 @@ MAX_IDLE = 8
 PATIENCE_S = 2.0
 """Silence after which the daemon is asked, on a second connection, whether it is alive."""
 _PING = b'{"jsonrpc":"2.0","id":0,"method":"ping"}\n'
+_ROOT = 0
 _ABSENT = (errno.ENOENT, errno.ECONNREFUSED)
 
 
@@ -267,7 +268,7 @@ def _refuse_foreign(path: Path) -> None:
             hint="move it away, or set VELOXQUANT_SOCKET to another path",
             field="socket.path",
         )
-    if found.st_uid not in (os.getuid(), 0):
+    if found.st_uid not in (os.getuid(), _ROOT):
         raise SocketRefused(
             f"{path} belongs to user id {found.st_uid}, not to you ({os.getuid()})",
             hint="set VELOXQUANT_SOCKET to a path in a folder of your own",

@@ -63,18 +63,16 @@ class Client:
         config: Config | None = None,
         transport: Transport | None = None,
     ) -> None:
-        if not timeout_s > 0 or not math.isfinite(timeout_s):
-            raise InvalidParams(
-                f"timeout_s is {timeout_s!r}, which is no finite time above 0", hint="give seconds", field="timeout_s"
-            )
         self._socket = socket
-        self._timeout_s = timeout_s
+        self._timeout_s = _seconds("timeout_s", timeout_s)
         self._fallback = fallback
-        self._wait_s = wait_s
+        self._wait_s = _seconds("wait_s", wait_s)
         self._config = config
         self._transport = transport
         self._ids = itertools.count(1)
         self._local: LocalPlanner | None = None
+        self.fallback_reason: VeloxError | None = None
+        """Why the last answer came from this process, None when the daemon gave it."""
 
     def __enter__(self) -> Self:
         return self
@@ -235,12 +233,14 @@ class Client:
     ) -> T:
         """The daemon's answer as its type, or the fallback's."""
         deadline = self._deadline(timeout_s)
+        self.fallback_reason = None
         try:
             return self._daemon(method, params, kind, deadline)
         except (_Unanswered, Overloaded, ShuttingDown) as trouble:
             error = trouble.error if isinstance(trouble, _Unanswered) else trouble
             if not (local and self._fallback):
                 raise error from None
+            self.fallback_reason = error
             found: T = self._locally(method, params, deadline, error)
             return found
 
@@ -252,6 +252,8 @@ class Client:
             if answer.error is msgspec.UNSET:
                 return messages.decode_result(b"null" if answer.result is msgspec.UNSET else answer.result, kind)
         except (NotRunning, NotAnswering) as error:
+            # Whatever was wrong with that answer, the rest of its connection is not to be trusted either.
+            self.close()
             raise _Unanswered(error) from None
         raise from_object(answer.error)
 
@@ -272,7 +274,7 @@ class Client:
         return self._transport
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        return time.monotonic() + (self._timeout_s if timeout_s is None else _seconds("timeout_s", timeout_s))
 
 
 class _Unanswered(Exception):
@@ -281,6 +283,12 @@ class _Unanswered(Exception):
     def __init__(self, error: NotRunning | NotAnswering) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+def _seconds(field: str, value: float) -> float:
+    if isinstance(value, (int, float)) and math.isfinite(value) and value >= 0:
+        return value
+    raise InvalidParams(f"{field} is {value!r}, which is no finite time from 0 up", hint="give seconds", field=field)
 
 
 def _matching(answer: messages.Answer, request_id: int) -> messages.Answer:

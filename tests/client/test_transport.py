@@ -1,0 +1,340 @@
+"""The client's way to the daemon: retry, reconnect, and a deadline that holds whatever the daemon does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from veloxquant import _transport
+from veloxquant._transport import SocketTransport
+from veloxquant.client import Client
+from veloxquant.errors import FrameTooLarge, InvalidParams, NotAnswering, NotRunning, SocketRefused
+from veloxquant.wire import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
+assert _spec is not None
+assert _spec.loader is not None
+scripted = importlib.util.module_from_spec(_spec)
+sys.modules["scripted"] = scripted
+_spec.loader.exec_module(scripted)
+
+PONG = {"pong": True, "pid": 7, "generation": 3}
+
+
+def pong(connection: socket.socket) -> None:
+    """Answer every request on this connection."""
+    while True:
+        scripted.reply(connection, PONG)
+
+
+def client(path: Path, timeout_s: float = 5.0) -> Client:
+    """A client that never plans in its own process."""
+    return Client(path, timeout_s=timeout_s, fallback=False)
+
+
+@pytest.fixture
+def path(short_folder: Path) -> Path:
+    """Where the scripted daemon listens."""
+    return short_folder / "d.sock"
+
+
+def test_one_connection_serves_many_calls(path: Path) -> None:
+    """The connection is kept from one call to the next."""
+    with scripted.daemon(path, pong) as accepted, client(path) as asking:
+        for _ in range(5):
+            assert asking.ping().pid == 7
+        assert len(accepted) == 1
+
+
+def test_a_restarted_daemon_is_found_again(path: Path) -> None:
+    """A kept connection that broke is replaced without the caller noticing."""
+    with client(path) as asking:
+        with scripted.daemon(path, pong):
+            asking.ping()
+        with scripted.daemon(path, pong):
+            assert asking.ping().generation == 3
+
+
+def test_a_daemon_that_appears_within_the_retries_is_found(path: Path) -> None:
+    """A daemon that is being restarted is waited for: five pauses from 10 to 160 ms."""
+    held: list[object] = []
+
+    def start_late() -> None:
+        time.sleep(0.05)
+        running = scripted.daemon(path, pong)
+        held.append(running)
+        running.__enter__()
+
+    starter = threading.Thread(target=start_late, daemon=True)
+    starter.start()
+    with client(path) as asking:
+        assert asking.ping().pong
+    starter.join()
+    held[0].__exit__(None, None, None)  # type: ignore[attr-defined]
+
+
+def test_absence_is_said_with_the_way_out(path: Path) -> None:
+    """No socket is NotRunning, naming the path and the command that starts one."""
+    with pytest.raises(NotRunning, match=r"d\.sock: no socket is there") as caught, client(path) as asking:
+        asking.ping()
+    assert "veloxquantctl daemon" in caught.value.hint
+
+
+def test_a_stale_socket_is_not_running(path: Path) -> None:
+    """A socket file that nobody listens on is NotRunning, not a crash."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stale:
+        stale.bind(str(path))
+    with pytest.raises(NotRunning, match="nobody listens"), client(path) as asking:
+        asking.ping()
+
+
+def test_known_absence_is_not_waited_for_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one full round of retries, later calls look once, so that a server without a daemon is not slowed."""
+    pauses: list[float] = []
+    monkeypatch.setattr(_transport.time, "sleep", pauses.append)
+    asking = client(path)
+    for expected in (5, 5):
+        with pytest.raises(NotRunning):
+            asking.ping()
+        assert len(pauses) == expected
+
+
+def test_retry_pauses_double_from_10_to_160_ms(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pause is its nominal value give or take half, so that clients do not knock in step."""
+    pauses: list[float] = []
+    monkeypatch.setattr(_transport.time, "sleep", pauses.append)
+    with pytest.raises(NotRunning), client(path) as asking:
+        asking.ping()
+    for nominal, pause in zip((0.010, 0.020, 0.040, 0.080, 0.160), pauses, strict=True):
+        assert nominal / 2 <= pause < nominal * 1.5
+
+
+def silence(connection: socket.socket) -> None:
+    """Read, never answer."""
+    while True:
+        scripted.line(connection)
+
+
+def drip(connection: socket.socket) -> None:
+    """An answer that never ends, a byte at a time."""
+    scripted.line(connection)
+    while True:
+        connection.sendall(b" ")
+        time.sleep(0.01)
+
+
+def endless(connection: socket.socket) -> None:
+    """A line that does not stop."""
+    scripted.line(connection)
+    while True:
+        connection.sendall(b"x" * 65536)
+
+
+def garbage(connection: socket.socket) -> None:
+    """Bytes that are no JSON."""
+    while scripted.line(connection):
+        connection.sendall(b"\xff\x00 not the protocol\n")
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Close without an answer."""
+    scripted.line(connection)
+
+
+def other_id(connection: socket.socket) -> None:
+    """An answer to another request."""
+    while scripted.line(connection):
+        connection.sendall(b'{"jsonrpc":"2.0","id":999999,"result":{}}\n')
+
+
+def no_result(connection: socket.socket) -> None:
+    """An answer with nothing in it."""
+    while scripted.line(connection):
+        connection.sendall(b'{"jsonrpc":"2.0","id":1}\n')
+
+
+@pytest.mark.parametrize("behaviour", [silence, drip, endless, garbage, hang_up, other_id, no_result])
+def test_whatever_the_daemon_does_the_call_ends_typed(path: Path, behaviour: Callable[[socket.socket], None]) -> None:
+    """A daemon that hangs, drips, floods, babbles or hangs up gives NotAnswering within the limit."""
+    with scripted.daemon(path, behaviour), client(path, timeout_s=0.6) as asking:
+        started = time.monotonic()
+        with pytest.raises(NotAnswering) as caught:
+            asking.ping()
+        # Twice the limit: the point is that the call ends, on a machine that may be busy.
+        assert time.monotonic() - started < 1.2
+    assert caught.value.hint
+
+
+def test_a_daemon_that_does_not_even_read_is_given_up(path: Path) -> None:
+    """Sending is under the same limit as waiting: a full socket buffer does not hold the caller."""
+    read_on = threading.Event()
+    with scripted.daemon(path, lambda connection: read_on.wait(10) and None), client(path, timeout_s=0.4) as asking:
+        with pytest.raises(NotAnswering, match="in time"):
+            asking._door().exchange(b"x" * 4_000_000 + b"\n", time.monotonic() + 0.4)
+        read_on.set()
+
+
+def test_a_slow_answer_of_a_living_daemon_is_waited_for(path: Path) -> None:
+    """Long work on one connection is not taken for a hang while the daemon answers pings on another."""
+    pings: list[bytes] = []
+
+    def slow(connection: socket.socket) -> None:
+        request = scripted.line(connection)
+        if b'"id":0' in request:
+            pings.append(request)
+            connection.sendall(b'{"jsonrpc":"2.0","id":0,"result":{"pong":true,"pid":7,"generation":3}}\n')
+            return
+        time.sleep(0.5)
+        connection.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"pong":true,"pid":7,"generation":3}}\n')
+
+    with scripted.daemon(path, slow), client(path, timeout_s=1.5) as asking:
+        assert asking.ping().pid == 7
+    assert pings
+
+
+def test_a_full_backlog_is_tried_again(path: Path) -> None:
+    """A burst above the backlog (EAGAIN on Linux) is absorbed: nobody listens faster than they knock."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(0)
+    fillers = []
+    for _ in range(4):
+        filler = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        filler.settimeout(0)
+        fillers.append(filler)
+        if filler.connect_ex(str(path)) != 0:
+            break
+
+    def accept_late() -> None:
+        time.sleep(0.05)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                pong(connection)
+            except (OSError, EOFError):
+                return
+
+    acceptor = threading.Thread(target=accept_late, daemon=True)
+    acceptor.start()
+    try:
+        with client(path) as asking:
+            assert asking.ping().pong
+    finally:
+        for filler in fillers:
+            filler.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        acceptor.join(5)
+
+
+def test_threads_share_one_client(path: Path) -> None:
+    """Answers reach the thread that asked, with at most one connection for each."""
+
+    def echo(connection: socket.socket) -> None:
+        while True:
+            request = messages.decode_envelope(scripted.line(connection).rstrip())
+            result = {"pong": True, "pid": request.id, "generation": 0}
+            connection.sendall(messages.encode_result(request.id, result))
+
+    mixed: list[tuple[int, int]] = []
+    with scripted.daemon(path, echo) as accepted, client(path) as asking:
+
+        def ask(number: int) -> None:
+            params = messages.encode_request(number, "ping", {})
+            for _ in range(50):
+                answer = messages.decode_answer(asking._door().exchange(params, time.monotonic() + 5))
+                if answer.id != number:
+                    mixed.append((number, int(answer.id or 0)))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not mixed
+        assert 1 <= len(accepted) <= 8
+
+
+def test_a_forked_child_opens_its_own_connection(path: Path) -> None:
+    """Parent and child never share a connection, so that neither reads the other's answers."""
+    with scripted.daemon(path, pong) as accepted, client(path) as asking:
+        asking.ping()
+        door = asking._door()
+        assert isinstance(door, SocketTransport)
+        door._owner = os.getpid() + 1  # what a child sees: the connections are another process's
+        asking.ping()
+        assert len(accepted) == 2
+
+
+def test_a_file_at_the_path_is_refused(path: Path) -> None:
+    """What is not a socket is not talked to, and the way out is named."""
+    path.write_text("here")
+    with pytest.raises(SocketRefused, match="not a socket") as caught, client(path) as asking:
+        asking.ping()
+    assert "VELOXQUANT_SOCKET" in caught.value.hint
+
+
+def test_a_socket_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that neither we nor root own is not talked to."""
+    with scripted.daemon(path, pong) as accepted:
+        owner = path.stat().st_uid
+        monkeypatch.setattr(_transport.os, "getuid", lambda: owner + 1)
+        monkeypatch.setattr(_transport, "_ROOT", -1)
+        with pytest.raises(SocketRefused, match="belongs to user id"), client(path) as asking:
+            asking.ping()
+        assert not accepted
+
+
+def test_a_path_that_is_too_long_is_refused_before_connecting(short_folder: Path) -> None:
+    """The system's limit is named, not met as a cryptic failure."""
+    with pytest.raises(SocketRefused, match="bytes long"):
+        client(short_folder / ("x" * 120)).ping()
+
+
+def test_a_request_beyond_the_limit_is_not_sent(path: Path) -> None:
+    """A config of more than 256 KiB is refused here, since the daemon would close the connection."""
+    with scripted.daemon(path, pong) as accepted, pytest.raises(FrameTooLarge):
+        client(path).plan({"model_type": "llama", "padding": "x" * 300_000})
+    assert not accepted
+
+
+def test_times_that_are_no_times_are_refused(path: Path) -> None:
+    """A time limit is finite and not negative."""
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidParams, match="timeout_s"):
+            client(path, timeout_s=wrong)
+        with pytest.raises(InvalidParams, match="timeout_s"):
+            client(path).ping(timeout_s=wrong)
+
+
+def test_subscriptions_yield_notices_until_the_daemon_goes(path: Path) -> None:
+    """The first line answers the request, every later one is a notice; the end is a typed error."""
+
+    def notify(connection: socket.socket) -> None:
+        scripted.reply(connection, {"topics": ["generation"]})
+        for generation in (4, 5):
+            connection.sendall(messages.encode_notice("notice", {"event": "changed", "generation": generation}))
+
+    with scripted.daemon(path, notify), client(path) as asking:
+        notices = asking.subscribe(["generation"])
+        assert [next(notices).generation, next(notices).generation] == [4, 5]
+        with pytest.raises(NotAnswering, match="ended the subscription"):
+            next(notices)
