@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 

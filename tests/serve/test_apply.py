@@ -220,6 +220,11 @@ def test_another_models_widths_are_refused(tiny: Any) -> None:
     model = tiny.llama(layers=1, heads=2, width=64)
     apply(model, tiny.config(model, packed_shapes=[[2, 64, 64]]))
     restore(model)
+    two = tiny.llama(layers=2)
+    apply(two, tiny.config(two, packed_shapes=[[2, 64, 64]]))
+    apply(two, tiny.config(two, packed_shapes=[[2, 64, 64]] * 2))
+    with pytest.raises(InvalidParams, match="layer 1 has .* = .2, 64, 64. and the plan was made for .2, 64, 32."):
+        apply(two, tiny.config(two, packed_shapes=[[2, 64, 64], [2, 64, 32]]))
     with pytest.raises(InvalidParams, match="made for another model") as caught:
         apply(model, tiny.config(model, packed_shapes=[[2, 128, 128]]))
     assert caught.value.field == "packed_shapes"
@@ -264,7 +269,7 @@ def test_a_model_that_cannot_run_with_packed_caches_is_refused_with_the_engines_
         ({"packed_layers": [-1]}, InvalidParams, "plan"),
         ({"packed_layers": None}, InvalidParams, "plan"),
         ({"prefill_step_size": 0}, InvalidParams, "plan"),
-        ({"packed_shapes": [[2, 64, 64]]}, InvalidParams, "packed_shapes"),
+        ({"packed_shapes": [[2, 64, 64]] * 2}, InvalidParams, "packed_shapes"),
     ],
 )
 def test_a_malformed_plan_is_refused_naming_the_field(tiny: Any, changes: Any, error: Any, field: str) -> None:

@@ -52,6 +52,25 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Mapping[str, str] = {}
 
 
+class MemoryTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """`layers` identical cache parts of one sequence, as the arithmetic counted them before any record.
+
+    bytes = layers x (slots x heads x (key_bits x key_width + value_bits x value_width) / 8 + fixed_bytes).
+    """
+
+    layers: int
+    packed: bool
+    kind: str
+    heads: int
+    key_width: int
+    value_width: int
+    key_bits: float
+    value_bits: float
+    slots: int
+    fixed_bytes: int
+    bytes: int
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """All sequences together. ratio = stored_bytes / fp16_bytes."""
 
@@ -63,6 +82,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     largest_buffer_bytes: int
     evidence: Evidence
+    terms: tuple[MemoryTerm, ...] = ()
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +127,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     quality: Quality
     cache_config: Mapping[str, Any]
     """What `veloxquant.apply` takes: {"schema": "veloxquant.cache_config/1", "method", "label", "params",
-    "packed_layers": [int], "layer_count": int, "prefill_step_size": int}."""
+    "packed_layers": [int], "layer_count": int, "packed_shapes": [[KV heads, key width, value width]] (one for all packed
+    layers or one for each), "prefill_step_size": int}."""
     engine_settings: Mapping[str, Any] | None
 
 

@@ -127,10 +127,10 @@ def _planned(model: Any, config: CacheConfig, method: Method, variant: Variant) 
     parts = engine_parts(model, config.packed_layers)
     for position, (index, part) in enumerate(parts.items()):
         shape = (part.heads, part.key_width, part.value_width)
-        if config.packed_shapes is not None and config.packed_shapes[position] != shape:
+        if config.shape_of(position) not in (None, shape):
             raise InvalidParams(
                 f"layer {index} has (KV heads, key width, value width) = {shape} and the plan was made for "
-                f"{config.packed_shapes[position]}: it was made for another model",
+                f"{config.shape_of(position)}: it was made for another model",
                 hint="plan for this model",
                 field="packed_shapes",
             )

@@ -28,7 +28,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_count: _Count
     prefill_step_size: _Width
     packed_shapes: tuple[tuple[_Width, _Width, _Width], ...] | None = None
-    """(KV heads, key width, value width) of each packed layer, in the order of `packed_layers`; None: not checked."""
+    """(KV heads, key width, value width): one for all packed layers, or one for each in order; None: not checked."""
+
+    def shape_of(self, position: int) -> tuple[int, int, int] | None:
+        """What the planner took the packed layer at this position for; None where it did not say."""
+        if not self.packed_shapes:
+            return None
+        return self.packed_shapes[0 if len(self.packed_shapes) == 1 else position]
 
 
 def read(plan: Plan | Mapping[str, Any]) -> CacheConfig:
@@ -86,7 +92,7 @@ def _checked(config: CacheConfig) -> CacheConfig:
             hint="make the plan again",
             field="packed_layers",
         )
-    if config.packed_shapes is not None and len(config.packed_shapes) != len(packed):
+    if config.packed_shapes and len(config.packed_shapes) not in (1, len(packed)):
         raise InvalidParams(
             f"{len(config.packed_shapes)} packed_shapes for {len(packed)} packed_layers",
             hint="make the plan again",

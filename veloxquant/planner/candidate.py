@@ -1,0 +1,131 @@
+"""One variant as the plan shows it: every figure with its grounds, and what applies it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.planner.evidence import evidence
+from veloxquant.planner.memory import bytes_per_token, measured_bytes_per_token, slots_held
+from veloxquant.planner.result import Candidate, Evidence, Fit, Memory, MemoryTerm
+
+if TYPE_CHECKING:
+    from veloxquant.planner.memory import Term
+    from veloxquant.planner.option import Option
+
+CACHE_CONFIG_SCHEMA = "veloxquant.cache_config/1"
+_SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
+"""Kept layers that mlx-lm's own --kv-bits passes over; it raises on windows and breaks latents and donors."""
+_UNPROVEN = 0.7
+
+
+def candidate(option: Option) -> Candidate:
+    """Everything the plan says about one variant."""
+    return Candidate(
+        method=option.offer.method.name,
+        params=dict(sorted(option.offer.variant.params.items())),
+        label=option.label,
+        layers=option.layout.layers,
+        memory=_memory(option),
+        fit=_fit(option),
+        speed=option.speed,
+        quality=option.quality,
+        cache_config=_cache_config(option),
+        engine_settings=_engine_settings(option),
+    )
+
+
+def _memory(option: Option) -> Memory:
+    size, baseline = option.footprint, option.setting.baseline_footprint
+    traced = bytes_per_token(option.shape)
+    return Memory(
+        stored_bytes=size.stored,
+        peak_bytes=size.peak,
+        fixed_bytes=size.fixed,
+        bytes_per_token=traced if option.measured is None else measured_bytes_per_token(option.measured, traced),
+        fp16_bytes=baseline.stored,
+        ratio=size.stored / baseline.stored if baseline.stored else 1.0,
+        largest_buffer_bytes=size.largest_buffer,
+        evidence=_memory_evidence(option),
+        terms=tuple(_term(option, term) for term in option.shape.terms),
+    )
+
+
+def _memory_evidence(option: Option) -> Evidence:
+    model, notes = option.setting.model, []
+    if model.dtype == "float32":
+        notes.append(
+            "the model computes in float32: the engine's own cache, which is the baseline, has 32 bits a number"
+        )
+    if option.measured is not None:
+        traced = bytes_per_token(option.shape)
+        measured = measured_bytes_per_token(option.measured, traced)
+        notes.append(f"measured: {measured:,.0f} bytes a token; the arithmetic says {traced:,.0f}")
+        return evidence("measured", option.measured_by, notes)
+    confidence = model.confidence
+    if not option.layout.proven:
+        notes.append("not proven by a trace: the method's own word for which layers it can pack")
+        confidence *= _UNPROVEN
+    if option.shape.score_heads and model.query_heads is None:
+        notes.append("the number of query heads is unknown: the score matrix is counted with the KV heads")
+    traced_layout = model.source == "traced" and option.layout.proven
+    return Evidence(source="traced" if traced_layout else "analytic", confidence=confidence, notes=tuple(notes))
+
+
+def _term(option: Option, term: Term) -> MemoryTerm:
+    workload = option.setting.workload
+    slots = slots_held(term, workload.context_length, workload.generation_length, option.step)
+    return MemoryTerm(
+        layers=term.count,
+        packed=term.packed,
+        kind=term.part.kind,
+        heads=term.part.heads,
+        key_width=term.part.key_width,
+        value_width=term.part.value_width,
+        key_bits=term.key_bits,
+        value_bits=term.value_bits,
+        slots=slots,
+        fixed_bytes=term.fixed_bytes,
+        bytes=round(term.count * (slots * term.slot_bytes + term.fixed_bytes)),
+    )
+
+
+def _fit(option: Option) -> Fit:
+    room, peak = option.setting.room, option.footprint.peak
+    budget = room.budget
+    return Fit(
+        total_bytes=(budget.weights_bytes or 0) + peak + budget.active_bytes + budget.reserve_bytes,
+        headroom_bytes=room.kv_bytes - peak,
+        max_context_tokens=option.largest_context,
+    )
+
+
+def _cache_config(option: Option) -> dict[str, Any]:
+    return {
+        "schema": CACHE_CONFIG_SCHEMA,
+        "method": option.offer.method.name,
+        "label": option.label,
+        "params": dict(sorted(option.offer.variant.params.items())),
+        "packed_layers": list(option.layout.packed_layers),
+        "layer_count": len(option.setting.model.layers),
+        "packed_shapes": _packed_shapes(option),
+        "prefill_step_size": option.step,
+    }
+
+
+def _packed_shapes(option: Option) -> list[list[int]]:
+    """[KV heads, key width, value width] of the packed layers, so that a plan is not applied to another model.
+
+    One for all where they are alike, as in nearly every model, else one for each packed layer.
+    """
+    layers = option.setting.model.layers
+    parts = [part for index in option.layout.packed_layers if (part := layers[index].packable) is not None]
+    shapes = [(part.heads, part.key_width, part.value_width) for part in parts]
+    return [list(shape) for shape in (shapes if len(set(shapes)) > 1 else shapes[:1])]
+
+
+def _engine_settings(option: Option) -> dict[str, Any] | None:
+    """The stock engine's flags, where they give exactly this layout."""
+    settings = option.engine_settings
+    if settings is None or not option.layout.kept_reasons <= _SKIPPED_BY_ENGINE:
+        return None
+    return dict(sorted(settings.items())) | {"prefill_step_size": option.step}
