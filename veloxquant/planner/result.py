@@ -127,8 +127,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     quality: Quality
     cache_config: Mapping[str, Any]
     """What `veloxquant.apply` takes: {"schema": "veloxquant.cache_config/1", "method", "label", "params",
-    "packed_layers": [int], "layer_count": int, "packed_shapes": [[KV heads, key width, value width]] (one for all packed
-    layers or one for each), "prefill_step_size": int}."""
+    "packed_layers": [int], "layer_count": int, "packed_shapes": [[KV heads, key width, value width]] (one for
+    all packed layers, or one for each), "prefill_step_size": int}."""
     engine_settings: Mapping[str, Any] | None
 
 
