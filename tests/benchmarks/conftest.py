@@ -1,0 +1,44 @@
+"""Directories, databases and a stand-in model for the tests of the benchmark room."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+
+RECORDED = Path(__file__).parents[1] / "data" / "peer_benchmarks"
+"""Written by the public tool (VeloxQuant-MLX 0.94.15) itself, through its add and upsert."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A place for a benchmark directory that does not exist yet."""
+    return tmp_path / "benchmarks"
+
+
+@pytest.fixture
+def db(directory: Path) -> BenchmarkDatabase:
+    """An empty database."""
+    return BenchmarkDatabase(directory)
+
+
+@pytest.fixture
+def recorded(directory: Path) -> Path:
+    """A copy of a directory that the public tool wrote."""
+    shutil.copytree(RECORDED, directory)
+    return directory
+
+
+def temporaries(directory: Path) -> list[Path]:
+    """Every hidden temporary file below a directory."""
+    return [path for path in directory.rglob(".*") if path.name.endswith(".tmp")]
+
+
+def fill(db: BenchmarkDatabase, count: int, **fields: Any) -> list[str]:
+    """Add this many records that differ in context; their ids."""
+    given = {"chip": "Apple M4", "mlx_version": "0.32.4"} | fields
+    return [db.add("affine4-g64", "m/x-1B", context_length=1024 + n, **given).id for n in range(count)]
