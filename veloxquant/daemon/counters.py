@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,21 @@ class Clients(set["Connection"]):
         super().__init__()
         self.peak = 0
         self.refused = 0
+        self.nobody = asyncio.Event()
+        """Set while there is no client."""
+        self.nobody.set()
 
     def welcome(self, client: Connection) -> None:
         """One more."""
         self.add(client)
+        self.nobody.clear()
         self.peak = max(self.peak, len(self))
+
+    def leave(self, client: Connection) -> None:
+        """One less."""
+        self.discard(client)
+        if not self:
+            self.nobody.set()
 
     def state(self, subscribed: int) -> ClientsState:
         """For `status`."""

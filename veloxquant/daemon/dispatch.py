@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -80,7 +80,7 @@ class Dispatch:
     def gone(self, client: Connection) -> None:
         """A client left."""
         self._house.subscribers.remove(client)
-        self._house.clients.discard(client)
+        self._house.clients.leave(client)
 
     def _result(self, method: str, raw: bytes, client: Connection) -> Any:
         if self.draining:
@@ -153,10 +153,7 @@ def _internal(method: str) -> VeloxError:
     """Log the exception being handled, and give the error that names the log line."""
     ticket = secrets.token_hex(4)
     log.failure("request.failed", method=method, ticket=ticket)
-    return cast(
-        "VeloxError",
-        VeloxError(
-            f"the daemon failed at this request (ticket {ticket})",
-            hint=f"look for {ticket} in the daemon's log and report it",
-        ),
+    return VeloxError(
+        f"the daemon failed at this request (ticket {ticket})",
+        hint=f"look for {ticket} in the daemon's log and report it",
     )

@@ -12,7 +12,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from veloxquant.daemon.traces import in_daemon_thread
+from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.hardware import detect
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from veloxquant.daemon.questions import Questions
 from veloxquant.daemon.record_feed import RecordFeed
 from veloxquant.daemon.state import State
 from veloxquant.daemon.subscribers import Subscribers
-from veloxquant.daemon.traces import Traces, in_daemon_thread
+from veloxquant.daemon.threads import in_daemon_thread
+from veloxquant.daemon.traces import Traces
 from veloxquant.errors import VeloxError
 from veloxquant.wire.answers import MethodsState, Reloaded, Status
 from veloxquant.wire.messages import PROTOCOL

@@ -14,6 +14,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from veloxquant.errors import ConfigInvalid
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,20 +42,13 @@ def failure(name: str, **fields: Any) -> None:
 
 
 def start(lowest: str, file: Path | None = None, stream: TextIO | None = None) -> None:
-    """Send our log to stderr and, when given, to a rotating file of mode 0600. Replaces what an earlier call set up."""
+    """Send our log to stderr and, when given, to a rotating file of mode 0600. Replaces an earlier call's. Raises ConfigInvalid."""
     stop()
     logging.raiseExceptions = False  # a full disk or a closed stderr must not become noise of its own
     out = sys.stderr if stream is None else stream
     _attach(logging.StreamHandler(out), people=out.isatty())
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        _attach(
-            logging.handlers.RotatingFileHandler(
-                file, maxBytes=FILE_BYTES, backupCount=FILE_COUNT - 1, encoding="utf-8", delay=True
-            ),
-            people=False,
-        )
+        _attach(_file(file), people=False)
     level(lowest)
     _log.propagate = False
 
@@ -75,6 +70,22 @@ def _attach(handler: logging.Handler, *, people: bool) -> None:
     handler.setFormatter(_ForPeople() if people else _AsJson())
     handler.addFilter(_Thinning())
     _log.addHandler(handler)
+
+
+def _file(path: Path) -> logging.Handler:
+    """A rotating file that only we can read. Raises ConfigInvalid."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise ConfigInvalid(
+            f"the log file {path} cannot be written: {error.strerror}",
+            hint="choose another, or leave it out to log to stderr alone",
+            field="daemon.log_file",
+        ) from None
+    return logging.handlers.RotatingFileHandler(
+        path, maxBytes=FILE_BYTES, backupCount=FILE_COUNT - 1, encoding="utf-8", delay=True
+    )
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from veloxquant import __version__
 from veloxquant.config import Config, load
 from veloxquant.daemon import log
+from veloxquant.daemon.threads import THREAD_PREFIX
 from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
@@ -37,16 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from veloxquant.daemon.server import serve  # after the log: what loads from here on may have something to say
 
         place = None if options.config is None else Path(options.config).absolute()
-        return asyncio.run(serve(config, config_path=place, read_config=lambda: _config(options)))
+        status = asyncio.run(serve(config, config_path=place, read_config=lambda: _config(options)))
     except VeloxError as error:
         _complain(error)
         return error.exit_code
-    except OSError as error:  # a log file that cannot be opened
-        _complain(VeloxError(str(error), hint="choose another daemon.log_file"))
-        return 2
     finally:
         log.stop()
-        _leave_no_thread()
+    _leave_hung_threads(status)
+    return status
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -81,19 +80,18 @@ def _complain(error: VeloxError) -> None:
         sys.stderr.write(f"  {error.hint}\n")
 
 
-def _leave_no_thread() -> None:
-    """A thread that hangs (a file system that does not answer) must not keep the process: Python would wait for it."""
+def _leave_hung_threads(status: int) -> None:
+    """Python would wait for a thread that hangs (a file system that does not answer): end without it."""
     ends = time.monotonic() + _LINGER_S
-    while _lingering() and time.monotonic() < ends:
+    while _hung() and time.monotonic() < ends:
         time.sleep(0.01)
-    if _lingering() and not sys.flags.interactive:
+    if _hung():
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)
 
 
-def _lingering() -> list[threading.Thread]:
-    here = threading.current_thread()
-    return [thread for thread in threading.enumerate() if thread is not here and not thread.daemon]
+def _hung() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
 
 
 if __name__ == "__main__":

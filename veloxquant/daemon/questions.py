@@ -15,6 +15,7 @@ import msgspec
 
 from veloxquant import local
 from veloxquant.daemon.memory import Answer, Answers, Plans, Sight, look
+from veloxquant.daemon.threads import THREAD_PREFIX
 from veloxquant.errors import InvalidParams, Overloaded
 from veloxquant.planner.explain import explain
 from veloxquant.planner.fit import fit
@@ -44,7 +45,7 @@ class Questions:
         self._plans = Plans()
         self._state = state
         self._traces = traces
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="vq-question")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
         self._open = 0
 
     def remembered(self, method: str, raw: bytes) -> bytes | None:

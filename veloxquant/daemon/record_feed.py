@@ -7,6 +7,7 @@ read), happens in a thread, never twice at once, and not more often than a share
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ from veloxquant import local
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.daemon import log
-from veloxquant.daemon.traces import in_daemon_thread
+from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import StoreError
 from veloxquant.planner.snapshot import NoRecords
 from veloxquant.wire.answers import RecordPage, RecordsState, SkippedRecord
@@ -69,8 +70,13 @@ class RecordFeed:
     def start(self, state: State) -> None:
         """Watch the directory and keep the state's records up to date."""
         loop = asyncio.get_running_loop()
+
+        def on_dirty() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody plans any more
+                loop.call_soon_threadsafe(self.look_again, state)
+
         if self._settings.watch:
-            self._watcher = Watcher(self.directory, lambda: loop.call_soon_threadsafe(self.look_again, state))
+            self._watcher = Watcher(self.directory, on_dirty)
             self._watcher.start()
 
     def rest(self) -> None:

@@ -24,7 +24,7 @@ from veloxquant.daemon.connection import Connection, Patience
 from veloxquant.daemon.dispatch import Dispatch
 from veloxquant.daemon.house import House
 from veloxquant.daemon.record_feed import RecordFeed
-from veloxquant.daemon.traces import in_daemon_thread
+from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import Overloaded, VeloxError
 from veloxquant.wire.messages import encode_error
 
@@ -72,18 +72,16 @@ async def serve(
     files = lifecycle.raise_file_limit()
     path = socket_of(config)
     lifecycle.private_folder(path.parent)
-    lock = lifecycle.Lock(paths.lock_path(path))
-    try:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(lifecycle.Lock(paths.lock_path(path)).release)
         world, feed = await in_daemon_thread(_first_world, config)
         lifecycle.remove_stale(path)
-        listener = lifecycle.listen(path)
+        listener = cleanup.enter_context(contextlib.closing(lifecycle.listen(path)))
         house = House(world, feed, socket=path, config_path=config_path, read_config=read_config)
         idle_s = config.daemon.idle_timeout_s
         timing = timing or Timing(patience=Patience(idle_s=idle_s))
         server = Server(house, listener, timing, min(config.daemon.max_connections, max(1, files - SPARE_FILES)))
         return await server.run(began, on_ready, signals=signals)
-    finally:
-        lock.release()
 
 
 class Server:
@@ -214,10 +212,10 @@ class Server:
         self.house.subscribers.say_goodbye()
         for client in list(self.house.clients):
             client.finish()
-        ends = self._loop.time() + self.house.config.daemon.drain_s
-        while self.house.clients and self._loop.time() < ends:
-            await asyncio.sleep(0.005)
-        if self.house.clients:
+        try:
+            async with asyncio.timeout(self.house.config.daemon.drain_s):
+                await self.house.clients.nobody.wait()
+        except TimeoutError:
             log.event("clients.abandoned", logging.WARNING, clients=len(self.house.clients))
         for client in list(self.house.clients):
             client.abort()

@@ -7,14 +7,14 @@ Overloaded at once, rather than a timeout later.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from veloxquant import local
 from veloxquant.daemon import log
+from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import Overloaded, VeloxError
 from veloxquant.wire.answers import TracesState
 
@@ -95,32 +95,6 @@ class Traces:
         self._profiles[key] = profile
         while len(self._profiles) > REMEMBERED:
             self._profiles.popitem(last=False)
-
-
-async def in_daemon_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Run blocking work in a thread that does not keep the process alive, unlike asyncio's own."""
-    loop = asyncio.get_running_loop()
-    promise: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if promise.cancelled():
-            return
-        if error is None:
-            promise.set_result(result)
-        else:
-            promise.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work(*args)
-        except BaseException as raised:  # noqa: BLE001 -- whatever it is belongs to whoever awaits the work
-            error = raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name=f"vq-{getattr(work, '__name__', 'work')}", daemon=True).start()
-    return await promise
 
 
 def _key(source: ModelSource, world: World) -> bytes:
