@@ -40,10 +40,10 @@ class Room:
 
 
 def room(request: PlanRequest, hardware: HardwareProfile, reserve_bytes: int) -> Room:
-    """kv = min(working set, total memory) - weights - active - reserve, capped by memory_budget_bytes.
+    """Bytes for caches: min(working set, total memory) - weights - active - reserve, capped by memory_budget_bytes.
 
-    Raises InvalidParams when no budget can be stated: weights or memory unknown and no memory_budget_bytes given. A plan
-    that left the weights out would promise memory that is not there.
+    Raises InvalidParams when no budget can be stated: weights or memory unknown and no memory_budget_bytes given. A
+    plan that left the weights out would promise memory that is not there.
     """
     cap, weights = request.memory_budget_bytes, request.model.weights_bytes
     known = [size for size in (hardware.working_set_bytes, hardware.total_memory_bytes) if size is not None]

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from veloxquant.errors import MethodError
 from veloxquant.planner.result import Layers
+from veloxquant.profiles import CachePart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from veloxquant.planner.result import Reason
     from veloxquant.planner.snapshot import Offer
-    from veloxquant.profiles import CacheLayer, CachePart, ModelProfile, Probe
+    from veloxquant.profiles import CacheLayer, ModelProfile, Probe
 
 ENGINE_OWN = "fp16"
 """Name of the method that leaves the engine's own caches in place."""
@@ -35,7 +36,7 @@ _WORDS = {
     "engine_error": "are refused by the engine",
 }
 
-Counted = tuple["CachePart", int]
+Counted = tuple[CachePart, int]
 """A cache part and how many layers hold one like it."""
 
 

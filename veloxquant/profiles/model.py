@@ -79,7 +79,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
 
 
-class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
+class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One model under one engine. `layers` is the engine's cache list in order; sizes in bytes."""
 
     model_id: str

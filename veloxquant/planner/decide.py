@@ -1,0 +1,110 @@
+"""Which variant, by constraints first and then the objective, never by a weighted sum of unlike units.
+
+A figure's uncertainty ties it with others, and ties go to the engine's own cache, then to fewer stored bytes, then by
+label. A tie judged pair by pair is not transitive, and would let a variant that nobody chooses reorder the rest (of
+A, B, C with A ~ B, B ~ C, A < C, taking one out would change which of the others is ahead). So uncertainty is turned
+into fixed steps: divergence counts in octaves, the spread of published figures; a time counts by its high end in tenths
+of what the engine's own cache takes, so that a variant passes it only when even its high end is faster. Every variant
+then has a place of its own, whatever else is on offer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from veloxquant.planner.option import rejected
+from veloxquant.planner.quality import floor_for, soft_floor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.planner.option import Option
+    from veloxquant.planner.result import Rejected
+
+_TIME_STEP = 1.1
+_STEADY = 1e-9
+"""Keeps figures that lie on a step's edge on one side of it."""
+_Place = tuple[float, ...]
+
+
+def decide(fitting: Sequence[Option]) -> tuple[list[Option], list[Rejected]]:
+    """The variants that keep within every ceiling, best first, and the others with the ceiling they miss."""
+    missed = {id(option): miss for option in fitting if (miss := _misses(option)) is not None}
+    left = [option for option in fitting if id(option) not in missed]
+    good = [option for option in left if not below_soft_floor(option)]
+    if good:
+        missed |= {id(option): _soft_miss(option) for option in left if below_soft_floor(option)}
+        left = good
+    return sorted(left, key=place), [missed[id(option)] for option in fitting if id(option) in missed]
+
+
+def place(option: Option) -> tuple[_Place, bool, int, str]:
+    """Where a variant stands under the objective, by itself: lower is ahead."""
+    return _objective(option), not option.engine_own, option.footprint.stored, option.label
+
+
+def below_soft_floor(option: Option) -> bool:
+    """Whether the variant diverges more than is let pass without the request's own ceiling."""
+    workload = option.setting.workload
+    return workload.max_kl is None and option.quality.kl_mean > soft_floor(workload.context_length)
+
+
+def straddles(option: Option) -> bool:
+    """An estimate whose range holds the latency ceiling."""
+    ceiling, low, high = option.setting.workload.max_latency_ms, option.speed.low, option.speed.high
+    return ceiling is not None and low is not None and high is not None and low <= ceiling < high
+
+
+def _objective(option: Option) -> _Place:
+    objective = option.setting.workload.objective
+    if objective == "memory":
+        return (option.footprint.stored,)
+    if objective in ("latency", "throughput"):
+        return (_time_step(option),)
+    if objective == "quality" or option.roomy:
+        return (0, _octave(option.quality.kl_mean))
+    return (1, option.least_peak)
+
+
+def _octave(kl_mean: float) -> float:
+    return math.ceil(math.log2(kl_mean) - _STEADY) if kl_mean > 0 else -math.inf
+
+
+def _time_step(option: Option) -> float:
+    """Steps of a tenth above (or below) the engine's own time for a token; 0 where either is unknown.
+
+    Throughput over the asked slots is sequences / time, so that both objectives order alike.
+    """
+    own, speed = option.setting.baseline_speed.latency_ms_per_token, option.speed
+    if own is None or speed.high is None or option.engine_own:
+        return 0
+    return math.floor(math.log(speed.high / own) / math.log(_TIME_STEP) + _STEADY)
+
+
+def _misses(option: Option) -> Rejected | None:
+    """The request's own ceiling that this variant misses, measured or estimated."""
+    workload, quality, speed = option.setting.workload, option.quality, option.speed
+    if workload.max_kl is not None and quality.kl_mean > workload.max_kl:
+        detail = f"{quality.kl_mean:.3g} nats a token ({quality.evidence.source}), max_kl is {workload.max_kl:g}"
+        return rejected(option.offer, "quality_below_floor", detail)
+    ceiling, figure = workload.max_latency_ms, speed.latency_ms_per_token
+    if ceiling is None or figure is None or speed.low is None:
+        return None
+    least = figure if speed.evidence.source == "measured" else speed.low
+    if least <= ceiling:
+        return None
+    detail = (
+        f"{figure:.3g} ms a token ({speed.evidence.source}, {speed.low:.3g} to {speed.high:.3g}), "
+        f"max_latency_ms is {ceiling:g}"
+    )
+    return rejected(option.offer, "too_slow", detail)
+
+
+def _soft_miss(option: Option) -> Rejected:
+    quality = option.quality
+    detail = (
+        f"{quality.kl_mean:.3g} nats a token ({quality.evidence.source}), above {floor_for(option.setting.workload):g} "
+        "at this context, and another variant that fits is below"
+    )
+    return rejected(option.offer, "quality_below_floor", detail)

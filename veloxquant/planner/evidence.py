@@ -1,0 +1,239 @@
+"""What was measured: which records a plan may use for one variant, how far to trust each, and what they say of memory.
+
+Confidence starts at the match score and falls, with words, for everything that makes a record less like the plan.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veloxquant.benchmarks.fingerprint import known
+from veloxquant.benchmarks.matching import chip_factor
+from veloxquant.benchmarks.model_name import model_key
+from veloxquant.benchmarks.validation import MAX_REDUCTION
+from veloxquant.planner.memory import Measured, footprint
+from veloxquant.planner.result import Evidence, Note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
+    from veloxquant.planner.memory import Shape
+    from veloxquant.planner.snapshot import Records
+    from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+
+SAME_CONTEXT_RATIO = 1.1
+"""Contexts closer than this are one context: a tenth of the cache is less than what one run differs from the next."""
+FEW_REPEATS = 3
+
+_REPEATS = re.compile(r"(?:repeats|runs|n)[=:](\d{1,6})")
+_KL = re.compile(r"kl(?:_mean)?[=:](\d{1,6}(?:\.\d{1,12})?(?:e-?\d{1,2})?)")
+_VERSION = re.compile(r"v?(\d{1,6})(?:\.(\d{1,6}))?")
+_STRAINED = ("battery", "thermal", "throttl", "low-power", "low_power")
+_TAG_OF_TOKENS = re.compile(r"tokens[=:](\d{1,9})")
+MANUAL = "manual"
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One usable record with what it is worth for this plan."""
+
+    record: BenchmarkRecord
+    confidence: float
+    notes: tuple[str, ...]
+    same_model: bool
+    same_chip: bool
+
+    @property
+    def context(self) -> int:
+        """Context of the run in tokens."""
+        return self.record.context_length
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """Usable records of one variant, best first, and warnings about the unusable ones."""
+
+    usable: tuple[Sighting, ...] = ()
+    warnings: tuple[Note, ...] = ()
+
+
+def sightings(
+    records: Records,
+    label: str,
+    model: ModelProfile,
+    workload: WorkloadProfile,
+    hardware: HardwareProfile,
+) -> Sightings:
+    """The records of one variant that this plan may use; one with impossible numbers is left out with a warning."""
+    found = records.matches(label, model, workload, hardware)
+    if not found:
+        return _NONE
+    usable, warnings = [], []
+    for score, record in sorted(found, key=lambda scored: -scored[0]):
+        wrong = _impossible(record, model, hardware)
+        if wrong:
+            text = f"record {record.id} of {label} is left out: {wrong}"
+            warnings.append(Note(code="record_ignored", text=text, value=record.id))
+        else:
+            usable.append(_sighting(score, record, model, workload, hardware))
+    return Sightings(tuple(usable), tuple(warnings))
+
+
+_NONE = Sightings()
+
+
+def evidence(kind: str, used: Sequence[Sighting], notes: Iterable[str] = ()) -> Evidence:
+    """Evidence that cites these records; confidence is that of the best one."""
+    words = dict.fromkeys(note for one in used for note in one.notes)
+    return Evidence(
+        source="measured" if kind == "measured" else "calibrated",
+        record_ids=tuple(dict.fromkeys(one.record.id for one in used)),
+        confidence=round(max(one.confidence for one in used), 4),
+        notes=(*words, *notes),
+    )
+
+
+def kl_of(record: BenchmarkRecord) -> float | None:
+    """Mean KL in nats a token when a tag states it ("kl_mean=0.012")."""
+    return next((float(m[1]) for tag in sorted(record.tags) if (m := _KL.fullmatch(tag))), None)
+
+
+def measured_memory(
+    usable: Sequence[Sighting], shape: Shape, baseline: Shape
+) -> tuple[Measured, tuple[Sighting, ...]] | None:
+    """Stored bytes of one sequence by the records of this very model, at the lengths they were measured at.
+
+    One length gives the ratio of measured to traced growth; several give straight lines between them, made
+    non-decreasing since a cache does not shrink as it fills. None when no record has the figure.
+    """
+    best: dict[int, tuple[float, Sighting]] = {}
+    for one in usable:
+        size = _bytes_of(one.record, baseline)
+        if one.same_model and size:
+            best.setdefault(_tokens(one.record), (size, one))
+    if not best:
+        return None
+    lengths = sorted(best)
+    used = tuple(best[length][1] for length in lengths)
+    points, highest = [], 0.0
+    for length in lengths:
+        highest = max(highest, best[length][0])
+        points.append((length, highest))
+    return Measured(tuple(points), _scale(used[0].record, shape, points[0][1]) if len(points) == 1 else 1.0), used
+
+
+def _bytes_of(record: BenchmarkRecord, baseline: Shape) -> float | None:
+    """Bytes of one sequence: measured, or the measured ratio times the engine's own cache at that length."""
+    if record.memory_bytes > 0:
+        return record.memory_bytes / record.sequences
+    if record.memory_reduction is None:
+        return None
+    return record.memory_reduction * _traced(record, baseline)[0]
+
+
+def _tokens(record: BenchmarkRecord) -> int:
+    """Tokens held when the bytes were read: a "tokens=N" tag, else the context and what our own runs generated.
+
+    What else wrote the record may not have generated what its workload says, so that only the context counts then: a
+    byte too many a token is safe, one too few is not.
+    """
+    tagged = next((int(m[1]) for tag in sorted(record.tags) if (m := _TAG_OF_TOKENS.fullmatch(tag))), None)
+    if tagged:
+        return tagged
+    own_run = record.source != MANUAL and record.workload.context_length == record.context_length
+    return record.context_length + (record.workload.generation_length if own_run else 0)
+
+
+def _scale(record: BenchmarkRecord, shape: Shape, size: float) -> float:
+    """Measured over traced growth of one sequence at the record's own length."""
+    stored, fixed = _traced(record, shape)
+    return max(0.0, size - fixed) / (stored - fixed) if stored > fixed else 1.0
+
+
+def _traced(record: BenchmarkRecord, shape: Shape) -> tuple[float, float]:
+    """(stored, fixed) bytes of one sequence by the arithmetic, at the record's own length."""
+    tokens = _tokens(record)
+    context = min(record.context_length, tokens)
+    held = footprint(shape, context, tokens - context, record.workload.prefill_step_size)
+    return held.stored / shape.sequences, held.fixed / shape.sequences
+
+
+def _sighting(
+    score: float,
+    record: BenchmarkRecord,
+    model: ModelProfile,
+    workload: WorkloadProfile,
+    hardware: HardwareProfile,
+) -> Sighting:
+    same_chip = hardware.chip is not None and known(record.chip) and chip_factor(record.chip, hardware.chip) >= 1
+    same_model = model_key(record.model_id) == model_key(model.model_id)
+    doubts = _doubts(record, workload, hardware, same_chip=same_chip)
+    if not same_model:
+        doubts.append((0.8, f"measured on {record.model_id}, another model of this architecture and size"))
+    confidence = score
+    for factor, _ in doubts:
+        confidence *= factor
+    return Sighting(record, confidence, tuple(note for _, note in doubts), same_model, same_chip)
+
+
+def _doubts(
+    record: BenchmarkRecord, workload: WorkloadProfile, hardware: HardwareProfile, *, same_chip: bool
+) -> list[tuple[float, str]]:
+    """What lowers a record's worth for this plan: (factor, words)."""
+    doubts: list[tuple[float, str]] = []
+    if _differs(record.mlx_version, hardware.mlx_version, parts=2):
+        doubts.append((0.9, f"measured on MLX {record.mlx_version}, planned for {hardware.mlx_version}"))
+    if _differs(record.macos_version, hardware.macos_version, parts=1):
+        doubts.append((0.95, f"measured on macOS {record.macos_version}, planned for {hardware.macos_version}"))
+    if not same_chip and known(record.chip) and hardware.chip is not None:
+        doubts.append((0.8, f"measured on {record.chip}, planned for {hardware.chip}"))
+    if not same_context(record.context_length, workload.context_length):
+        doubts.append((0.9, f"measured at a context of {record.context_length:,}, extrapolated"))
+    repeats = next((int(m[1]) for tag in sorted(record.tags) if (m := _REPEATS.fullmatch(tag))), None)
+    if repeats is not None and repeats < FEW_REPEATS:
+        doubts.append((0.9, f"few repeats ({repeats})"))
+    strained = sorted(tag for tag in record.tags if any(word in tag.casefold() for word in _STRAINED))
+    doubts += [(0.8, f"the record notes {tag}") for tag in strained]
+    return doubts
+
+
+def same_context(ours: int, theirs: int) -> bool:
+    """Whether two contexts are near enough to be one."""
+    return max(ours, theirs) <= SAME_CONTEXT_RATIO * min(ours, theirs)
+
+
+def _differs(theirs: str, ours: str | None, *, parts: int) -> bool:
+    """Whether two known versions differ in their first `parts` numbers."""
+    mine, other = _VERSION.match(ours or ""), _VERSION.match(theirs)
+    return bool(mine and other and mine.groups()[:parts] != other.groups()[:parts])
+
+
+def _impossible(record: BenchmarkRecord, model: ModelProfile, hardware: HardwareProfile) -> str | None:
+    """Why no machine can have measured this; None when it could be."""
+    amounts = (record.memory_bytes, record.throughput_tok_s, record.latency_ms_per_token)
+    if not all(math.isfinite(amount) and amount >= 0 for amount in amounts):
+        return "a figure is negative or not a number"
+    if record.perplexity_delta is not None and not math.isfinite(record.perplexity_delta):
+        return "its perplexity is not a number"
+    if record.memory_reduction is not None and not 0 < record.memory_reduction <= MAX_REDUCTION:
+        return f"its ratio to the 16-bit cache is {record.memory_reduction:g}, not within 0 to {MAX_REDUCTION:g}"
+    return _too_fast(record, model, hardware)
+
+
+def _too_fast(record: BenchmarkRecord, model: ModelProfile, hardware: HardwareProfile) -> str | None:
+    """Each decode step reads the weights once, so that bandwidth over weight bytes bounds the steps a second."""
+    if not (hardware.bandwidth_gbps and model.read_bytes_per_token and hardware.chip) or hardware.backend == "cpu":
+        return None  # a CPU may hold the weights of a small model in its own caches
+    if chip_factor(record.chip, hardware.chip) < 1 or model_key(record.model_id) != model_key(model.model_id):
+        return None
+    bound = record.sequences * hardware.bandwidth_gbps * 1e9 / model.read_bytes_per_token
+    stated = record.throughput_tok_s
+    if record.latency_ms_per_token > 0:
+        stated = max(stated, record.sequences * 1000 / record.latency_ms_per_token)
+    if stated <= bound * SAME_CONTEXT_RATIO:
+        return None
+    return f"{stated:.4g} tokens a second are more than the bandwidth allows ({bound:.4g})"

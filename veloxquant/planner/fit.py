@@ -1,0 +1,102 @@
+"""The largest context of every variant at 1, 2, 4 and 8 slots: by memory alone, at the best prefill step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from veloxquant.planner import facts
+from veloxquant.planner.largest import largest_context
+from veloxquant.planner.memory import bytes_per_token, measured_bytes_per_token, with_sequences
+from veloxquant.planner.option import Option, consider
+from veloxquant.planner.result import Budget, Note, Rejected
+from veloxquant.planner.setting import set_up
+from veloxquant.planner.warn import weights_do_not_fit
+
+if TYPE_CHECKING:
+    from veloxquant.planner.request import PlanRequest
+    from veloxquant.planner.snapshot import Snapshot
+
+SCHEMA = "veloxquant.fit/1"
+SLOTS = (1, 2, 4, 8)
+
+
+class FitCell(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of context that each of `slots` requests can have; 0 when not even one token fits."""
+
+    slots: int
+    max_context_tokens: int
+
+
+class FitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant that can run on the model."""
+
+    method: str
+    params: Mapping[str, Any]
+    label: str
+    bytes_per_token: float
+    kl_mean: float
+    cells: tuple[FitCell, ...]
+
+
+class FitTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One row for each variant, by label, the engine's own caches first; `max_position` is what the model states."""
+
+    schema: str = SCHEMA
+    generation: int
+    source: str
+    rows: tuple[FitRow, ...]
+    rejected: tuple[Rejected, ...]
+    hardware: Mapping[str, Any]
+    model: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    budget: Budget
+    max_position: int | None = None
+    warnings: tuple[Note, ...] = ()
+
+
+def fit(request: PlanRequest, snapshot: Snapshot) -> FitTable:
+    """What fits, whatever the context that the request states. Raises what `plan` raises."""
+    setting = set_up(request, snapshot)
+    found = [consider(setting, offer) for offer in snapshot.offers]
+    options = [one for one in found if isinstance(one, Option)]
+    refused = [one for one in found if isinstance(one, Rejected)]
+    options.sort(key=lambda option: (not option.engine_own, option.label))
+    short = setting.room.short_without_caches
+    return FitTable(
+        generation=snapshot.generation,
+        source=snapshot.source,
+        rows=tuple(_row(option) for option in options),
+        rejected=tuple(sorted(refused, key=lambda one: one.label)),
+        hardware=facts.hardware_facts(setting.hardware),
+        model=facts.model_facts(setting),
+        workload=facts.workload_facts(setting),
+        engine=facts.engine_facts(setting),
+        budget=setting.room.budget,
+        max_position=setting.model.max_position,
+        warnings=(weights_do_not_fit(setting), *setting.room.warnings) if short else setting.room.warnings,
+    )
+
+
+def _row(option: Option) -> FitRow:
+    traced = bytes_per_token(option.shape)
+    return FitRow(
+        method=option.offer.method.name,
+        params=dict(sorted(option.offer.variant.params.items())),
+        label=option.label,
+        bytes_per_token=traced if option.measured is None else measured_bytes_per_token(option.measured, traced),
+        kl_mean=option.quality.kl_mean,
+        cells=tuple(_cell(option, slots) for slots in SLOTS),
+    )
+
+
+def _cell(option: Option, slots: int) -> FitCell:
+    workload = option.setting.workload
+    served = with_sequences(option.shape, slots, workload.batch_size)
+    tokens = largest_context(
+        served, option.measured, option.setting.room, workload.generation_length, workload.prefill_step_size
+    )
+    return FitCell(slots=slots, max_context_tokens=tokens)

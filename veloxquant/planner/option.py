@@ -1,0 +1,196 @@
+"""One variant under one setting: can it run, does it fit, and at which prefill step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.errors import MethodError
+from veloxquant.planner import speed as speeds
+from veloxquant.planner.evidence import measured_memory
+from veloxquant.planner.largest import fits, largest_context
+from veloxquant.planner.layout import ENGINE_OWN, Refusal, lay_out
+from veloxquant.planner.memory import footprint, shape
+from veloxquant.planner.quality import broken_family, quality
+from veloxquant.planner.result import Rejected
+from veloxquant.planner.setting import aligned
+from veloxquant.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from veloxquant.planner.evidence import Sighting, Sightings
+    from veloxquant.planner.layout import Layout
+    from veloxquant.planner.memory import Footprint, Measured, Shape
+    from veloxquant.planner.result import Quality, Reason, Speed
+    from veloxquant.planner.setting import Setting
+    from veloxquant.planner.snapshot import Offer
+
+
+@dataclass(frozen=True)
+class Option:
+    """A variant that can run on this model, sized; `short_by` > 0 when it does not fit."""
+
+    setting: Setting
+    offer: Offer
+    layout: Layout
+    shape: Shape
+    seen: Sightings
+    measured: Measured | None
+    measured_by: tuple[Sighting, ...]
+    step: int
+    footprint: Footprint
+    least_peak: int
+    """At the best prefill step, whatever the budget: what headroom is compared by."""
+    short_by: int
+    short_of: Reason | None
+
+    @property
+    def label(self) -> str:
+        """The variant's label."""
+        return self.offer.variant.label
+
+    @property
+    def engine_own(self) -> bool:
+        """Nothing is replaced."""
+        return self.offer.method.name == ENGINE_OWN
+
+    @property
+    def roomy(self) -> bool:
+        """A tenth of the working set stays free."""
+        return self.footprint.peak <= self.setting.room.roomy_bytes
+
+    @cached_property
+    def quality(self) -> Quality:
+        """Mean KL with its grounds."""
+        return quality(self.setting.model, self.offer, self.seen.usable)
+
+    @cached_property
+    def speed(self) -> Speed:
+        """Decode and prefill with their grounds."""
+        if self.engine_own:
+            return self.setting.baseline_speed
+        s = self.setting
+        line = speeds.roofline(s.model, s.hardware, self.shape, self.offer.method.unpack_cost(self.offer.variant))
+        return speeds.speed(
+            s.model, s.workload, s.hardware, line=line, usable=self.seen.usable, baseline=s.baseline_speed
+        )
+
+    @cached_property
+    def engine_settings(self) -> Mapping[str, Any] | None:
+        """The method's own word for the stock engine's flags."""
+        return self.offer.method.engine_settings(self.offer.variant)
+
+    @cached_property
+    def largest_context(self) -> int:
+        """Largest context at the asked slots; at least the asked one where that fits."""
+        workload = self.setting.workload
+        found = largest_context(
+            self.shape, self.measured, self.setting.room, workload.generation_length, workload.prefill_step_size
+        )
+        return found if self.short_by else max(found, workload.context_length)
+
+
+def consider(setting: Setting, offer: Offer) -> Option | Rejected:
+    """Size one variant, or say why it cannot be used on this model at all."""
+    if not requested(setting, offer):
+        return rejected(offer, "not_requested", "the request names other methods")
+    if offer.method.drops_tokens and not setting.workload.allow_eviction:
+        return rejected(offer, "drops_tokens", "it drops tokens, and the request does not allow eviction")
+    layout = lay_out(setting.model, offer)
+    if isinstance(layout, Refusal):
+        return rejected(offer, layout.reason, layout.detail)
+    try:
+        return _sized(setting, offer, layout)
+    except MethodError as error:
+        # A foreign method that breaks its contract answers with a typed refusal (methods.guard).
+        return rejected(offer, "quarantined", error.message)
+
+
+def _sized(setting: Setting, offer: Offer, layout: Layout) -> Option | Rejected:
+    workload = setting.workload
+    held = shape(setting.model, layout, offer, sequences=workload.sequences, batch=workload.batch_size)
+    seen = setting.sightings(offer.variant.label)
+    broken = broken_family(setting.model, offer, held, seen.usable)
+    if broken is not None:
+        return rejected(offer, "family_rule", broken)
+    found = measured_memory(seen.usable, held, setting.baseline)
+    measured, by = found if found is not None else (None, ())
+    step, size, least, short_by, short_of = _choose_step(setting, held, measured)
+    option = Option(setting, offer, layout, held, seen, measured, by, step, size, least, short_by, short_of)
+    _ = option.quality, option.speed, option.engine_settings  # asks the method now, inside the fence of `consider`
+    return option
+
+
+def _choose_step(
+    setting: Setting, held: Shape, measured: Measured | None
+) -> tuple[int, Footprint, int, int, Reason | None]:
+    """The largest prefill step that leaves a tenth free (for `balanced`), else that fits, else the one nearest to it.
+
+    What `least_peak` and the fit itself depend on is the best step, not the chosen one, so that more memory, which lets
+    a larger step in, never makes a variant look worse.
+    """
+    workload, room, balanced = setting.workload, setting.room, setting.workload.objective == "balanced"
+    size_at = (workload.context_length, workload.generation_length)
+    asked = footprint(held, *size_at, setting.steps[0], measured)
+    settled = aligned(setting.steps[0]) or workload.objective != "memory"
+    if settled and fits(asked, room, room.roomy_bytes if balanced else room.kv_bytes):
+        return setting.steps[0], asked, asked.peak, 0, None
+    sizes = [(setting.steps[0], asked)]
+    sizes += [(step, footprint(held, *size_at, step, measured)) for step in setting.steps[1:]]
+    least = min(size.peak for _, size in sizes)
+    for kv_bytes in (room.roomy_bytes, room.kv_bytes) if balanced else (room.kv_bytes,):
+        fitting = [(step, size) for step, size in sizes if fits(size, room, kv_bytes)]
+        if fitting:
+            step, size = fitting[0] if settled else min(fitting, key=lambda f: (f[1].stored, -f[0]))
+            return step, size, least, 0, None
+    return _short(setting, sizes, least)
+
+
+def _short(
+    setting: Setting, sizes: list[tuple[int, Footprint]], least: int
+) -> tuple[int, Footprint, int, int, Reason | None]:
+    """By how much the best step misses: the budget first, then the largest buffer a device allows."""
+    room = setting.room
+    within = [(step, size) for step, size in sizes if size.peak <= room.kv_bytes]
+    if not within:
+        step, size = min(sizes, key=lambda s: s[1].peak)
+        return step, size, least, size.peak - room.kv_bytes, "does_not_fit"
+    step, size = min(within, key=lambda s: s[1].largest_buffer)
+    return step, size, least, size.largest_buffer - (room.max_buffer_bytes or 0), "buffer_too_large"
+
+
+def requested(setting: Setting, offer: Offer) -> bool:
+    """Whether the request leaves this variant in: by method name or by label."""
+    names = setting.request.methods
+    return names is None or offer.method.name in names or offer.variant.label in names
+
+
+def rejected(offer: Offer, reason: Reason, detail: str, short_by: int | None = None) -> Rejected:
+    """A variant that is not used."""
+    return Rejected(
+        method=offer.method.name,
+        params=dict(sorted(offer.variant.params.items())),
+        label=offer.variant.label,
+        reason=reason,
+        detail=detail,
+        short_by_bytes=short_by,
+    )
+
+
+def too_large(option: Option) -> Rejected:
+    """The rejection of a variant that does not fit."""
+    room, size = option.setting.room, option.footprint
+    if option.short_of == "buffer_too_large":
+        detail = (
+            f"one buffer takes {format_size(size.largest_buffer)}, the device allows "
+            f"{format_size(room.max_buffer_bytes or 0)}"
+        )
+        return rejected(option.offer, "buffer_too_large", detail, option.short_by)
+    detail = (
+        f"caches take {format_size(size.peak)} at their peak ({format_size(size.stored)} stored), "
+        f"{format_size(max(0, room.kv_bytes))} are left for them; the largest context that fits is "
+        f"{option.largest_context:,}"
+    )
+    return rejected(option.offer, "does_not_fit", detail, option.short_by)

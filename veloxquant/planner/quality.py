@@ -1,0 +1,172 @@
+"""What a variant costs in quality, as mean KL in nats a token: records, then published figures, then the method's word.
+
+A number in nats, never a score. The engine's own cache is 0 by definition. Family rules say what is known to break.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from veloxquant.planner import tables
+from veloxquant.planner.evidence import evidence, kl_of
+from veloxquant.planner.layout import ENGINE_OWN
+from veloxquant.planner.result import Evidence, Quality
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.planner.evidence import Sighting
+    from veloxquant.planner.memory import Shape
+    from veloxquant.planner.snapshot import Offer
+    from veloxquant.planner.tables import PublishedQuality
+    from veloxquant.profiles import ModelProfile, WorkloadProfile
+
+SOFT_FLOOR_KL = 0.05
+SOFT_FLOOR_LONG_KL = 0.02
+LONG_CONTEXT_TOKENS = 32768
+"""Beyond it an agent's errors add up over many turns, so that less divergence is let pass."""
+
+_NEAR_SIZE = 8
+"""A published figure speaks for models up to this many times larger or smaller; beyond, the method's own range does."""
+_PLAIN_PERPLEXITY = 40.0
+"""No model in use has a higher perplexity on ordinary text (GPT-2 small, WikiText-103: 37.5), so that a rise of d nats
+in log perplexity is at least log(1 + delta / 40)."""
+_PRIOR_CONFIDENCE = 0.3
+_DELTA_SPREAD = 2.0
+"""KL over rise in log perplexity, 64 quantizers on SmolLM2-135M: 0.5 to 2."""
+
+
+def soft_floor(context_length: int) -> float:
+    """Most KL a variant may have without a warning when the request gives no max_kl."""
+    return SOFT_FLOOR_KL if context_length <= LONG_CONTEXT_TOKENS else SOFT_FLOOR_LONG_KL
+
+
+def floor_for(workload: WorkloadProfile) -> float:
+    """The request's hard floor, else the soft one."""
+    return workload.max_kl if workload.max_kl is not None else soft_floor(workload.context_length)
+
+
+def broken_family(model: ModelProfile, offer: Offer, shape: Shape, usable: Sequence[Sighting]) -> str | None:
+    """Why this family is known not to bear the variant; None when it does or a record of this very model says so."""
+    packed = [term for term in shape.terms if term.packed]
+    if not packed:
+        return None
+    bits = _nominal_key_bits(offer, min(term.key_bits for term in packed))
+    for rule in tables.family_rules():
+        if model.architecture in rule.architectures and bits < rule.keys_below_bits and not _measured(usable):
+            return f"{rule.family}: {rule.text}; sources: {', '.join(rule.sources)}"
+    return None
+
+
+def _nominal_key_bits(offer: Offer, stored: float) -> float:
+    """Bits of a key number without its scales, where the parameters say so."""
+    named = offer.variant.params.get("key_bits", offer.variant.params.get("bits"))
+    return min(stored, float(named)) if isinstance(named, (int, float)) else stored
+
+
+def quality(model: ModelProfile, offer: Offer, usable: Sequence[Sighting]) -> Quality:
+    """The best grounded figure there is, with its range. Raises MethodError from the method's own prior."""
+    if offer.method.name == ENGINE_OWN:
+        own = Evidence(source="traced", notes=("the reference: by definition",))
+        return Quality(kl_mean=0.0, perplexity_delta=0.0, low=0.0, high=0.0, evidence=own)
+    estimate = _published(model, offer.variant.label) or _prior(offer)
+    judged = [one for one in usable if kl_of(one.record) is not None]
+    if judged:
+        return _measured_kl(judged[0], estimate)
+    weighed = [one for one in usable if one.record.perplexity_delta is not None]
+    return _measured_perplexity(weighed[0], estimate) if weighed else estimate
+
+
+def _measured(usable: Sequence[Sighting]) -> bool:
+    """A record of this very model tells its quality."""
+    return any(
+        one.same_model and (kl_of(one.record) is not None or one.record.perplexity_delta is not None) for one in usable
+    )
+
+
+def _measured_kl(one: Sighting, estimate: Quality) -> Quality:
+    kl, grounds = kl_of(one.record) or 0.0, evidence("measured", [one])
+    spread = 1.1 + (1 - grounds.confidence)
+    delta = one.record.perplexity_delta
+    return Quality(
+        kl_mean=kl,
+        perplexity_delta=delta if delta is not None else estimate.perplexity_delta,
+        low=kl / spread,
+        high=kl * spread,
+        evidence=grounds,
+    )
+
+
+def _measured_perplexity(one: Sighting, estimate: Quality) -> Quality:
+    """A perplexity bounds the KL without giving it: the base perplexity is not in the record.
+
+    The rise in log perplexity lies between log(1 + delta / 40) and log(1 + delta), since no base is above 40 or
+    below 1. The estimate is kept where it lies within these bounds (with the spread seen between the two measures),
+    and moved to the nearer bound where it does not.
+    """
+    delta = one.record.perplexity_delta or 0.0
+    least = math.log1p(max(0.0, delta) / _PLAIN_PERPLEXITY) / _DELTA_SPREAD
+    most = math.log1p(max(0.0, delta)) * _DELTA_SPREAD
+    kl = max(estimate.kl_mean, least)
+    if one.same_model and delta > 0:
+        kl = min(kl, most)
+    note = "perplexity measured; KL bounded by it" if kl != estimate.kl_mean else "perplexity measured; KL is not"
+    grounds = evidence("measured", [one], (note, *estimate.evidence.notes))
+    return Quality(
+        kl_mean=kl,
+        perplexity_delta=delta,
+        low=min(estimate.low, kl),
+        high=max(kl, min(estimate.high, most) if delta > 0 and one.same_model else estimate.high),
+        evidence=grounds,
+    )
+
+
+def _published(model: ModelProfile, label: str) -> Quality | None:
+    """Published figures of this family for this variant, interpolated by size: log KL over log parameters.
+
+    Outside the sizes that were measured the nearest figure is kept, since KL falls with size and a larger model is
+    not to be promised more than was seen.
+    """
+    rows = tables.published_quality().get((model.architecture, label), ())
+    size = model.num_parameters
+    if not rows or not size:
+        return None
+    nearest = min(rows, key=lambda r: (abs(math.log(r.parameters / size)), r.model))
+    if abs(math.log(nearest.parameters / size)) > math.log(_NEAR_SIZE):
+        return None
+    below = max((r for r in rows if r.parameters <= size), key=lambda r: r.parameters, default=None)
+    above = min((r for r in rows if r.parameters >= size), key=lambda r: r.parameters, default=None)
+    if below is None or above is None or below is above:
+        used: tuple[PublishedQuality, ...] = (nearest,)
+        kl = nearest.kl_mean
+    else:
+        share = math.log(size / below.parameters) / math.log(above.parameters / below.parameters)
+        used, kl = (below, above), below.kl_mean ** (1 - share) * above.kl_mean**share
+    spread = max(row.spread for row in used)
+    return Quality(
+        kl_mean=kl,
+        perplexity_delta=nearest.perplexity_delta if nearest.parameters == size else None,
+        low=kl / spread,
+        high=kl * spread,
+        evidence=Evidence(
+            source="published",
+            confidence=min(row.confidence for row in used),
+            notes=tuple(_cite(row) for row in used),
+        ),
+    )
+
+
+def _cite(row: PublishedQuality) -> str:
+    return f"{row.model}: {row.kl_mean:g} nats ({row.source})" + (f"; {row.note}" if row.note else "")
+
+
+def _prior(offer: Offer) -> Quality:
+    prior = offer.method.quality_prior(offer.variant)
+    return Quality(
+        kl_mean=prior.kl_mean,
+        perplexity_delta=prior.perplexity_delta,
+        low=prior.low,
+        high=prior.high,
+        evidence=Evidence(source="prior", confidence=_PRIOR_CONFIDENCE, notes=(prior.source,)),
+    )

@@ -1,0 +1,80 @@
+"""What every variant of one plan shares: the request, the machine, the room for caches, and the engine's own cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veloxquant.planner import evidence
+from veloxquant.planner.budget import room
+from veloxquant.planner.layout import ENGINE_OWN, engine_own
+from veloxquant.planner.memory import footprint, shape
+from veloxquant.planner.speed import roofline, speed
+
+if TYPE_CHECKING:
+    from veloxquant.planner.budget import Room
+    from veloxquant.planner.evidence import Sightings
+    from veloxquant.planner.memory import Footprint, Shape
+    from veloxquant.planner.request import PlanRequest
+    from veloxquant.planner.result import Speed
+    from veloxquant.planner.snapshot import Records, Snapshot
+    from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+
+LEAST_STEP = 64
+"""Smaller prefill steps leave the GPU idle: a matrix product of fewer rows is bound by reading the weights."""
+ALIGNED = 256
+"""Slots an engine buffer grows by; steps that divide it or are multiples of it leave no odd slack."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One question, resolved. `steps` are the prefill steps a variant may use, the asked one first."""
+
+    request: PlanRequest
+    model: ModelProfile
+    workload: WorkloadProfile
+    hardware: HardwareProfile
+    records: Records
+    room: Room
+    steps: tuple[int, ...]
+    baseline: Shape
+    baseline_footprint: Footprint
+    baseline_speed: Speed
+
+    def sightings(self, label: str) -> Sightings:
+        """Usable records of one variant."""
+        return evidence.sightings(self.records, label, self.model, self.workload, self.hardware)
+
+
+def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
+    """Resolve what all variants share. Raises InvalidParams where no budget can be stated."""
+    model, workload = request.model, request.workload
+    hardware = request.hardware if request.hardware is not None else snapshot.hardware
+    own = shape(model, engine_own(model), None, sequences=workload.sequences, batch=workload.batch_size)
+    seen = evidence.sightings(snapshot.records, ENGINE_OWN, model, workload, hardware)
+    asked = workload.prefill_step_size
+    return Setting(
+        request=request,
+        model=model,
+        workload=workload,
+        hardware=hardware,
+        records=snapshot.records,
+        room=room(request, hardware, snapshot.reserve_bytes),
+        steps=prefill_steps(asked),
+        baseline=own,
+        baseline_footprint=footprint(own, workload.context_length, workload.generation_length, asked),
+        baseline_speed=speed(
+            model, workload, hardware, line=roofline(model, hardware, own, 0.0), usable=seen.usable, baseline=None
+        ),
+    )
+
+
+def prefill_steps(asked: int) -> tuple[int, ...]:
+    """The asked step, then the powers of two below it down to 64; never more than was asked."""
+    below = (2**power for power in range(asked.bit_length(), 5, -1))
+    return (asked, *(step for step in below if LEAST_STEP <= step < asked))
+
+
+def aligned(step: int) -> bool:
+    """Whether stored slots do not depend on this step."""
+    return step % ALIGNED == 0 or ALIGNED % step == 0

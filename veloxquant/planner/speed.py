@@ -1,0 +1,257 @@
+"""Milliseconds a token in decode, tokens a second in prefill: a roofline, calibrated or overridden by records.
+
+Decode is bound by memory traffic: ms = (weight bytes read + cache bytes read + state bytes) / (bandwidth x efficiency)
++ layers x overhead. Prefill is bound by compute: FLOPs / achieved TFLOPS. Constants and sources: data/speed.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from veloxquant.planner import tables
+from veloxquant.planner.evidence import evidence, same_context
+from veloxquant.planner.result import Evidence, Speed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.planner.evidence import Sighting
+    from veloxquant.planner.memory import Shape, Term
+    from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile, WorkloadProfile
+
+_Decode = tuple[float, float, float, Evidence]
+"""(ms a token, low, high, grounds)"""
+ENOUGH_TO_FIT = 3
+"""Records on this machine from which a straight line replaces the table."""
+ANALYTIC_CONFIDENCE = 0.5
+UNCALIBRATED_GAIN_CONFIDENCE = 0.25
+"""Low on purpose: whether a packed cache is faster than the engine's own changes sign between chips."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """One variant on one machine: ms a token for any length and number of sequences. None fields are unknown."""
+
+    weight_bytes: int | None
+    """Read to decode one token of one sequence."""
+    all_weight_bytes: int | None
+    sparse: bool
+    """Experts are selected, so that more sequences read more of the weights."""
+    bytes_per_ms: float | None
+    overhead_ms: float
+    shape: Shape
+    unpack_ps: float
+
+    def ms(self, tokens: int, sequences: int) -> float | None:
+        """Decode ms a token of each of `sequences` sequences that all hold `tokens` tokens."""
+        if self.bytes_per_ms is None or self.weight_bytes is None:
+            return None
+        rows = sequences if self.shape.batchable else min(sequences, self.shape.batch)
+        moved = self._weights_read(rows) + rows * sum(_read(t.part, t.slot_bytes, tokens) * t.count for t in self.terms)
+        numbers = rows * sum(t.count * _numbers(t.part, tokens) for t in self.terms if t.packed)
+        step_ms = moved / self.bytes_per_ms + self.overhead_ms + numbers * self.unpack_ps * 1e-9
+        return step_ms * sequences / rows
+
+    def _weights_read(self, rows: int) -> float:
+        """Each further sequence reads an independent share of what the others left: W x (1 - (1 - p)^rows)."""
+        one, whole = self.weight_bytes or 0, self.all_weight_bytes or 0
+        if not self.sparse or rows == 1 or whole <= one:
+            return one
+        return whole * (1 - (1 - one / whole) ** rows)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The parts that are read."""
+        return self.shape.terms
+
+
+def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpack_ps: float) -> Roofline:
+    """What the machine's table figures say about one variant."""
+    total, active = model.num_parameters, model.active_parameters
+    bandwidth = hardware.bandwidth_gbps
+    return Roofline(
+        weight_bytes=model.read_bytes_per_token if model.read_bytes_per_token is not None else model.weights_bytes,
+        all_weight_bytes=model.weights_bytes,
+        sparse=total is not None and active is not None and active < total,
+        bytes_per_ms=bandwidth * 1e6 * efficiency(hardware, model.weight_bits) if bandwidth else None,
+        overhead_ms=(model.num_layers or len(model.layers)) * tables.speed().layer_overhead_ms,
+        shape=shape,
+        unpack_ps=unpack_ps,
+    )
+
+
+def efficiency(hardware: HardwareProfile, weight_bits: float | None) -> float:
+    """Share of bandwidth reached in decode, between the measured weight kinds by bits; 16 bits where unknown."""
+    table = tables.speed()
+    known = sorted(
+        (table.efficiency_bits[k], v) for k, v in hardware.decode_efficiency.items() if k in table.efficiency_bits
+    )
+    if not known:
+        return table.default_efficiency
+    bits = 16.0 if weight_bits is None else weight_bits
+    if bits <= known[0][0]:
+        return known[0][1]
+    for (low, at_low), (high, at_high) in pairwise(known):
+        if bits <= high:
+            return at_low + (at_high - at_low) * (bits - low) / (high - low)
+    return known[-1][1]
+
+
+def speed(
+    model: ModelProfile,
+    workload: WorkloadProfile,
+    hardware: HardwareProfile,
+    *,
+    line: Roofline,
+    usable: Sequence[Sighting],
+    baseline: Speed | None,
+) -> Speed:
+    """Decode at the end of the asked context and prefill. `baseline` is the engine's own cache, None for itself."""
+    prefill = prefill_tok_s(model, workload, hardware)
+    measured = _from_records(line, workload, usable)
+    if measured is not None:
+        return _speed(prefill, workload, measured)
+    ms = line.ms(workload.tokens, workload.sequences)
+    if ms is None:
+        unknown = Evidence(source="analytic", confidence=0.0, notes=(_why_unknown(model, hardware),))
+        return Speed(
+            prefill_tok_s=prefill, decode_tok_s=None, latency_ms_per_token=None, low=None, high=None, evidence=unknown
+        )
+    return _speed(prefill, workload, _estimate(line, ms, hardware, baseline))
+
+
+def _speed(prefill: float | None, workload: WorkloadProfile, decode: _Decode) -> Speed:
+    ms, low, high, grounds = decode
+    return Speed(
+        prefill_tok_s=prefill,
+        decode_tok_s=1000 * workload.sequences / ms,
+        latency_ms_per_token=ms,
+        low=low,
+        high=high,
+        evidence=grounds,
+    )
+
+
+def _estimate(line: Roofline, ms: float, hardware: HardwareProfile, baseline: Speed | None) -> _Decode:
+    table = tables.speed()
+    low, high, confidence = ms * table.analytic_low, ms * table.analytic_high, ANALYTIC_CONFIDENCE
+    notes = [f"bandwidth: {hardware.sources.get('bandwidth_gbps', 'given')}"]
+    if not hardware.decode_efficiency:
+        notes.append(f"no decode efficiency is known for this chip: {table.default_efficiency:g} of bandwidth assumed")
+        confidence *= 0.6
+    if line.sparse and line.shape.rows > 1:
+        notes.append("experts read by several sequences are estimated as independent choices")
+    if not line.shape.batchable and line.shape.sequences > line.shape.batch:
+        notes.append("these caches cannot be batched: requests are served one after another")
+    packs = any(term.packed for term in line.terms)
+    own = baseline.latency_ms_per_token if baseline is not None else None
+    if packs and own is not None and ms < own:
+        # A gain nobody measured does not outrank the engine's own cache: the high end reaches its figure.
+        high, confidence = max(high, own), min(confidence, UNCALIBRATED_GAIN_CONFIDENCE)
+        notes.append("a gain over the engine's own cache that was not measured on this machine")
+    return ms, low, high, Evidence(source="analytic", confidence=round(confidence, 4), notes=tuple(notes))
+
+
+def _from_records(line: Roofline, workload: WorkloadProfile, usable: Sequence[Sighting]) -> _Decode | None:
+    """By records: one at this context as it is, a line through three, else the nearest moved by the roofline."""
+    timed = [(one, ms) for one in usable if (ms := latency_ms(one)) is not None]
+    if not timed:
+        return None
+    table, context = tables.speed(), workload.context_length
+    here = [(o, ms) for o, ms in timed if same_context(o.context, context) and o.record.sequences == workload.sequences]
+    if here:
+        one, ms = here[0]
+        grounds = evidence("measured", [one])
+        spread = table.measured_spread + 0.3 * (1 - grounds.confidence)
+        return ms, ms * (1 - spread), ms * (1 + spread), grounds
+    alike = [p for p in timed if p[0].same_chip and p[0].same_model and p[0].record.sequences == workload.sequences]
+    fitted = fit_line([(one.context, ms) for one, ms in alike]) if len(alike) >= ENOUGH_TO_FIT else None
+    if fitted is not None:
+        a, b = fitted
+        ms = a + b * context / 1000
+        note = f"{a:.4g} ms + {b:.4g} ms for each thousand tokens, fitted to {len(alike)} records on this machine"
+        spread = table.calibrated_spread
+        return ms, ms * (1 - spread), ms * (1 + spread), evidence("calibrated", [o for o, _ in alike], (note,))
+    return _moved(line, workload, timed)
+
+
+def _moved(line: Roofline, workload: WorkloadProfile, timed: Sequence[tuple[Sighting, float]]) -> _Decode:
+    """Between two records that bracket the context by a straight line, else the nearest one scaled by the roofline."""
+    context, table = workload.context_length, tables.speed()
+    level = [p for p in timed if p[0].record.sequences == workload.sequences and p[0].same_model]
+    below = max((p for p in level if p[0].context <= context), key=lambda p: p[0].context, default=None)
+    above = min((p for p in level if p[0].context >= context), key=lambda p: p[0].context, default=None)
+    if below is not None and above is not None and below[0].context < above[0].context:
+        share = (context - below[0].context) / (above[0].context - below[0].context)
+        ms, used = below[1] + share * (above[1] - below[1]), [below[0], above[0]]
+        note = f"interpolated between contexts {below[0].context:,} and {above[0].context:,}"
+    else:
+        one, ms = timed[0]
+        used, note = [one], f"measured at context {one.context:,} and {one.record.sequences} sequences"
+        ours = line.ms(workload.tokens, workload.sequences)
+        theirs = line.ms(one.context, one.record.sequences)
+        if ours and theirs:
+            ms, note = ms * ours / theirs, f"{note}, moved to this workload by the roofline"
+    grounds = evidence("measured", used, (note,))
+    spread = 2 * table.measured_spread + 0.3 * (1 - grounds.confidence)
+    return ms, ms * (1 - spread), ms * (1 + spread), grounds
+
+
+def latency_ms(one: Sighting) -> float | None:
+    """Decode ms a token of each sequence, by the record's latency or else its throughput; None when it has neither."""
+    record = one.record
+    if record.latency_ms_per_token > 0:
+        return record.latency_ms_per_token
+    return 1000 * record.sequences / record.throughput_tok_s if record.throughput_tok_s > 0 else None
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
+    """(a in ms, b in ms for a thousand tokens) by least squares; None when all contexts are one or a is no time.
+
+    b is not below 0: a longer cache is not read faster.
+    """
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n / 1000, sum(y for _, y in points) / n
+    spread = sum((x / 1000 - mean_x) ** 2 for x, _ in points)
+    if spread == 0:
+        return None
+    b = max(0.0, sum((x / 1000 - mean_x) * (y - mean_y) for x, y in points) / spread)
+    a = mean_y - b * mean_x
+    return (a, b) if a > 0 else None
+
+
+def prefill_tok_s(model: ModelProfile, workload: WorkloadProfile, hardware: HardwareProfile) -> float | None:
+    """Prompt tokens a second: FLOPs = 2 x active parameters x n + attention, over achieved TFLOPS; None when unknown.
+
+    Attention of one layer, causal: 2 x query heads x head width x n^2; a window w < n sees at most w of them.
+    """
+    if not (hardware.prefill_tflops and model.active_parameters):
+        return None
+    n = workload.context_length
+    pairs = 0.0
+    for part in (p for layer in model.layers for p in layer.parts if p.kind != "state"):
+        seen = min(part.window, n) if part.window else n
+        pairs += seen * n - seen * seen / 2
+    flops = 2.0 * model.active_parameters * n + 4.0 * (model.query_heads or 0) * (model.head_width or 0) * pairs
+    return n * hardware.prefill_tflops * 1e12 / flops
+
+
+def _read(part: CachePart, slot_bytes: float, tokens: int) -> float:
+    """Bytes of one part read to decode one token; attention reads tokens, not slack."""
+    return part.state_bytes if part.kind == "state" else _seen(part, tokens) * slot_bytes
+
+
+def _numbers(part: CachePart, tokens: int) -> int:
+    return _seen(part, tokens) * part.heads * (part.key_width + part.value_width)
+
+
+def _seen(part: CachePart, tokens: int) -> int:
+    return min(part.window, tokens) if part.kind in ("window", "chunked") else tokens
+
+
+def _why_unknown(model: ModelProfile, hardware: HardwareProfile) -> str:
+    if not hardware.bandwidth_gbps:
+        return f"memory bandwidth is unknown: {hardware.sources.get('bandwidth_gbps', 'not given')}"
+    return f"weight bytes are unknown: {model.weights_source or 'not given'}"

@@ -1,0 +1,120 @@
+"""What would work instead, each suggestion with its number. The asked context is never changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from veloxquant.planner.decide import below_soft_floor
+from veloxquant.planner.largest import most_requests
+from veloxquant.planner.memory import footprint
+from veloxquant.planner.quality import floor_for
+from veloxquant.planner.result import Note
+from veloxquant.planner.setting import LEAST_STEP
+from veloxquant.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.planner.option import Option
+    from veloxquant.planner.setting import Setting
+
+_MIB = 2**20
+
+
+def when_nothing_fits(setting: Setting, options: Sequence[Option]) -> tuple[Note, ...]:
+    """Ways out when no variant that can run fits, nearest to the request first."""
+    short = min((option.short_by for option in options), default=setting.room.short_without_caches)
+    memory_bound = [option for option in options if option.short_of == "does_not_fit"]
+    notes = largest_contexts(setting, options)
+    notes += _fewer_slots(setting, options) + _smaller_step(setting, options)
+    if memory_bound or setting.room.short_without_caches:
+        notes += _more_room(setting, short)
+    return tuple(notes)
+
+
+def when_quality_suffers(setting: Setting, chosen: Option, options: Sequence[Option]) -> tuple[Note, ...]:
+    """The largest contexts of variants that diverge less than the chosen one, where it misses the soft floor."""
+    if not below_soft_floor(chosen):
+        return ()
+    floor = floor_for(setting.workload)
+    better = [o for o in options if o.short_by and o.quality.kl_mean <= floor]
+    return tuple(largest_contexts(setting, better))
+
+
+def largest_contexts(setting: Setting, options: Sequence[Option]) -> list[Note]:
+    """The largest context of each variant at the asked slots, longest first."""
+    sequences = setting.workload.sequences
+    at = "" if sequences == 1 else f" for each of {sequences} sequences"
+    ranked = sorted(options, key=lambda option: (-option.largest_context, option.label))
+    return [
+        Note(
+            code="largest_context",
+            text=(
+                f"{option.label} fits a context of {option.largest_context:,} tokens{at} "
+                f"({option.quality.kl_mean:.3g} nats a token, {option.quality.evidence.source})"
+            ),
+            value={"label": option.label, "context_length": option.largest_context},
+        )
+        for option in ranked
+        if option.largest_context
+    ]
+
+
+def _fewer_slots(setting: Setting, options: Sequence[Option]) -> list[Note]:
+    workload = setting.workload
+    if workload.num_concurrent_requests == 1 or not options:
+        return []
+    counts = [(most_requests(o.shape, o.measured, setting.room, workload), o) for o in options]
+    most, option = max(counts, key=lambda pair: (pair[0], -pair[1].quality.kl_mean, pair[1].label))
+    if not 0 < most < workload.num_concurrent_requests:
+        return []
+    text = f"{option.label} fits {most} requests side by side, {workload.num_concurrent_requests} were asked for"
+    return [Note(code="fewer_slots", text=text, value=most)]
+
+
+def _smaller_step(setting: Setting, options: Sequence[Option]) -> list[Note]:
+    """Prefill steps below the least one the planner sets by itself; prefill gets slow there."""
+    workload, room = setting.workload, setting.room
+    for step in (32, 16, 8, 4, 2, 1):
+        if step >= min(LEAST_STEP, *setting.steps):
+            continue
+        for option in sorted(options, key=lambda o: (o.short_by, o.label)):
+            size = footprint(option.shape, workload.context_length, workload.generation_length, step, option.measured)
+            small = room.max_buffer_bytes is None or size.largest_buffer <= room.max_buffer_bytes
+            if size.peak <= room.kv_bytes and small:
+                text = f"{option.label} fits with a prefill step of {step}; prefill is slow at that size"
+                return [Note(code="smaller_prefill_step", text=text, value=step)]
+    return []
+
+
+def _more_room(setting: Setting, short: int) -> list[Note]:
+    """Weights, budget, other work and the working set: what each would have to be."""
+    room, cap = setting.room, setting.request.memory_budget_bytes
+    if cap is not None and cap == room.kv_bytes:
+        needed = cap + short
+        return [Note(code="raise_budget", text=f"caches need {format_size(needed)}", value=needed)]
+    notes = []
+    weights, active = room.budget.weights_bytes or 0, room.budget.active_bytes
+    if weights > short:
+        text = f"weights of {format_size(weights - short)} or less would leave room (now {format_size(weights)})"
+        notes.append(Note(code="smaller_weights", text=text, value=weights - short))
+    if active >= short:
+        text = f"other work holds {format_size(active)}; freeing {format_size(short)} of it would be enough"
+        notes.append(Note(code="free_memory", text=text, value=short))
+    return notes + _raised_limit(setting, short)
+
+
+def _raised_limit(setting: Setting, short: int) -> list[Note]:
+    """A larger share of memory for the GPU, which macOS lets one set; only on Metal, and never all of it."""
+    hardware, room = setting.hardware, setting.room
+    total, working_set = hardware.total_memory_bytes, hardware.working_set_bytes
+    if hardware.backend != "metal" or total is None or working_set is None or room.limit != working_set:
+        return []
+    megabytes = -(-(working_set + short) // _MIB)
+    if megabytes * _MIB >= total:
+        return []
+    text = (
+        f"a GPU working set of {megabytes:,} MiB would be enough and leaves {format_size(total - megabytes * _MIB)} "
+        f"for everything else: sudo sysctl iogpu.wired_limit_mb={megabytes} (it does not survive a restart)"
+    )
+    return [Note(code="raise_working_set", text=text, value=megabytes)]

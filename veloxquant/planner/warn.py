@@ -1,0 +1,79 @@
+"""What a plan says besides its answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from veloxquant.planner.decide import below_soft_floor, straddles
+from veloxquant.planner.quality import floor_for
+from veloxquant.planner.result import Note
+from veloxquant.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from veloxquant.planner.option import Option
+    from veloxquant.planner.setting import Setting
+
+
+def warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:
+    """Doubts about the question, the chosen variant and the records, each once."""
+    notes = [*setting.room.warnings, *_about_the_model(setting)]
+    if chosen is not None:
+        notes += _about_the_chosen(setting, chosen)
+    notes += [note for option in options for note in option.seen.warnings]
+    return tuple({(note.code, note.text): note for note in notes}.values())
+
+
+def _about_the_model(setting: Setting) -> Iterable[Note]:
+    model, workload = setting.model, setting.workload
+    if model.source == "static":
+        text = "the model was read from its config, not traced: cache sizes are by rule"
+        yield Note(code="model_not_traced", text=text)
+    asked, installed = setting.request.engine_version, model.engine_version
+    if asked is not None and installed is not None and asked != installed:
+        text = f"planned for {model.engine_name} {asked}, but the model was traced under {installed}"
+        yield Note(code="engine_version_differs", text=text)
+    if model.max_position is not None and workload.tokens > model.max_position:
+        text = f"{workload.tokens:,} tokens are more than the {model.max_position:,} positions the model was made for"
+        yield Note(code="context_beyond_model", text=text, value=model.max_position)
+
+
+def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
+    workload, quality, speed = setting.workload, chosen.quality, chosen.speed
+    if below_soft_floor(chosen):
+        text = (
+            f"{chosen.label} diverges by {quality.kl_mean:.3g} nats a token ({quality.evidence.source}, "
+            f"{quality.low:.3g} to {quality.high:.3g}); up to {floor_for(workload):g} passes without a warning at this "
+            "context, and nothing better fits"
+        )
+        yield Note(code="quality_below_soft_floor", text=text, value=quality.kl_mean)
+    if workload.max_kl is not None and quality.high > workload.max_kl:
+        text = f"the estimate {quality.low:.3g} to {quality.high:.3g} nats reaches beyond max_kl {workload.max_kl:g}"
+        yield Note(code="quality_straddles_ceiling", text=text, value=quality.high)
+    if chosen.step < workload.prefill_step_size:
+        text = (
+            f"the prefill step is set to {chosen.step} ({workload.prefill_step_size} asked): at the asked step the "
+            "peak takes more memory than there is to spare"
+        )
+        yield Note(code="prefill_step_reduced", text=text, value=chosen.step)
+    if straddles(chosen):
+        text = f"the estimate {speed.low:.3g} to {speed.high:.3g} ms a token straddles max_latency_ms"
+        yield Note(code="latency_straddles_ceiling", text=text, value=speed.high)
+    if workload.max_latency_ms is not None and speed.latency_ms_per_token is None:
+        yield Note(code="latency_unknown", text=f"max_latency_ms cannot be judged: {'; '.join(speed.evidence.notes)}")
+    if not chosen.layout.proven:
+        text = f"{chosen.label} was not tried on this model: no trace proves that the engine accepts it"
+        yield Note(code="not_proven_by_trace", text=text)
+
+
+def weights_do_not_fit(setting: Setting) -> Note:
+    """The shortfall of a model whose weights alone are too much."""
+    room = setting.room
+    weights, active = room.budget.weights_bytes or 0, room.budget.active_bytes
+    text = (
+        f"weights of {format_size(weights)} with {format_size(room.budget.reserve_bytes)} kept in reserve and "
+        f"{format_size(active)} held by other work exceed {format_size(room.limit or 0)} by "
+        f"{format_size(room.short_without_caches)}: no cache choice helps"
+    )
+    return Note(code="weights_do_not_fit", text=text, value=room.short_without_caches)
