@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant import local, views
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.config import Config, load
 from veloxquant.wire.messages import convert_params
 
@@ -15,14 +16,8 @@ if TYPE_CHECKING:
 
     from veloxquant.local import World
     from veloxquant.methods.registry import Loaded
-
-_ANSWERS: dict[str, Callable[[Any, World], Any]] = {
-    "plan": local.plan,
-    "fit": local.fit,
-    "methods": views.methods,
-    "hardware": views.hardware,
-    "records": views.records,
-}
+    from veloxquant.wire.answers import RecordPage
+    from veloxquant.wire.messages import RecordsParams
 
 
 class LocalPlanner:
@@ -41,6 +36,22 @@ class LocalPlanner:
         return _ANSWERS[method](typed, world)
 
 
+def _records(params: RecordsParams, world: World) -> RecordPage:
+    database = BenchmarkDatabase(local.records_directory(world.config))
+    return views.records(
+        params, database.records.values(), database.skipped, directory=database.storage_dir, generation=0
+    )
+
+
 def _within(config: Config, left_s: float) -> Config:
     trace = msgspec.structs.replace(config.trace, timeout_s=min(config.trace.timeout_s, left_s))
     return msgspec.structs.replace(config, trace=trace)
+
+
+_ANSWERS: dict[str, Callable[[Any, World], Any]] = {
+    "plan": local.plan,
+    "fit": local.fit,
+    "methods": views.methods,
+    "hardware": views.hardware,
+    "records": _records,
+}

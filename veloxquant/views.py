@@ -1,4 +1,4 @@
-"""What a world holds, as the answers to `methods` and `hardware`: alike from the daemon and from a fallback."""
+"""What a world holds, as the answers to `methods`, `hardware` and `records`: alike from daemon and fallback."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from typing import TYPE_CHECKING
 
 from veloxquant.errors import MethodNotFound
 from veloxquant.hardware.overrides import with_overrides
-from veloxquant.wire.answers import MethodList, MethodRow
+from veloxquant.wire.answers import MethodList, MethodRow, RecordPage, SkippedRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
     from veloxquant.local import World
     from veloxquant.methods import Method
     from veloxquant.profiles import HardwareProfile
-    from veloxquant.wire.messages import HardwareParams, MethodsParams
+    from veloxquant.wire.messages import HardwareParams, MethodsParams, RecordsParams
 
 
 def methods(params: MethodsParams, world: World) -> MethodList:
     """Ready methods with their variants, then fenced ones with the reason. Raises MethodNotFound."""
     fenced = {one.name: one.reason for one in world.snapshot.quarantined}
     rows = [_ready(method, world) for method in world.loaded.methods if method.name not in fenced]
-    rows += [MethodRow(name=name, state="quarantined", reason=reason) for name, reason in fenced.items()]
+    rows += [_fenced(name, reason, world) for name, reason in fenced.items()]
     if params.name is not None and params.name not in known_names(world):
         raise no_such_method(params.name, world, field="name")
     shown = tuple(row for row in rows if params.name in (None, row.name))
@@ -30,6 +34,33 @@ def hardware(params: HardwareParams, world: World) -> HardwareProfile:
     """The machine plans are made for, with the source of each field; with overrides, that machine instead."""
     overrides = params.hardware.given() if params.hardware is not None else {}
     return with_overrides(world.snapshot.hardware, overrides) if overrides else world.snapshot.hardware
+
+
+def records(
+    params: RecordsParams,
+    held: Iterable[BenchmarkRecord],
+    skipped: Mapping[str, str],
+    *,
+    directory: Path,
+    generation: int,
+) -> RecordPage:
+    """The page of `held` records that the filters ask for, newest first; `skipped` maps files to reasons."""
+    wanted = [
+        record
+        for record in held
+        if params.method in (None, record.method) and params.model_id in (None, record.model_id)
+    ]
+    wanted.sort(key=lambda record: (record.created_at, record.id), reverse=True)
+    left_out = sorted(skipped.items())[: params.limit] if params.skipped else []
+    return RecordPage(
+        generation=generation,
+        directory=str(directory),
+        total=len(wanted),
+        offset=params.offset,
+        records=tuple(record.to_dict() for record in wanted[params.offset : params.offset + params.limit]),
+        skipped_total=len(skipped),
+        skipped=tuple(SkippedRecord(file=file, reason=reason) for file, reason in left_out),
+    )
 
 
 def no_such_method(name: str, world: World, *, field: str) -> MethodNotFound:
@@ -58,8 +89,20 @@ def _ready(method: Method, world: World) -> MethodRow:
         version=method.version,
         summary=method.summary,
         paper=method.paper,
+        source=_source(method.name, world),
         variants=tuple({"label": variant.label, "params": dict(variant.params)} for variant in mine),
         batchable=method.batchable,
         trimmable=method.trimmable,
         drops_tokens=method.drops_tokens,
     )
+
+
+def _fenced(name: str, reason: str, world: World) -> MethodRow:
+    distribution = next((one.distribution for one in world.loaded.quarantined if one.name == name), None)
+    return MethodRow(name=name, state="quarantined", reason=reason, source=distribution or _source(name, world))
+
+
+def _source(name: str, world: World) -> str | None:
+    """The distribution a ready method came from."""
+    plugin = world.loaded.sources.get(name)
+    return None if plugin is None else plugin.distribution
