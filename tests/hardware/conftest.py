@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from veloxquant.hardware.accelerator import Accelerator
 from veloxquant.hardware.memory import Memory
 from veloxquant.hardware.mlx_device import Device
 from veloxquant.hardware.os_release import System
 from veloxquant.hardware.sources import Sources
 
-EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "device_info_examples.json").read_text())
+if TYPE_CHECKING:
+    from veloxquant.hardware.accelerator import Accelerator
+
 MakeMac = Callable[..., Sources]
 
 
@@ -44,7 +43,7 @@ def _mac(
         macos=(lambda: System(name="macOS", version=version, source="recorded")) if version else silent,
         linux=silent,
         version=lambda distribution: {"mlx": "0.32.4", "mlx-lm": "0.32.2"}[distribution],
-        calibration=lambda chip, mlx_version: None,
+        calibration=lambda *_: None,
     )
 
 
@@ -64,5 +63,5 @@ def this_linux() -> Sources:
         cpu_name=lambda: "AMD EPYC 7763 64-Core Processor",
         linux=lambda: System(name="Debian GNU/Linux", version="12", source="os-release"),
         version={"mlx": "0.32.4", "mlx-lm": "0.32.2"}.get,
-        calibration=lambda chip, mlx_version: None,
+        calibration=lambda *_: None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,9 @@ from veloxquant.hardware import recorded
 from veloxquant.hardware.accelerator import Accelerator
 from veloxquant.hardware.detect import detect
 from veloxquant.hardware.mlx_device import Device, device_of
-from veloxquant.hardware.sources import Sources
+
+if TYPE_CHECKING:
+    from veloxquant.hardware.sources import Sources
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "device_info_examples.json").read_text())
 DEVICES = [e for e in EXAMPLES["device_info"] if e["kind"] == "mx.device_info"]
@@ -155,7 +157,7 @@ def test_sysctl_reading(example: dict[str, Any], mac: Any) -> None:
     assert profile.gpu_cores == example.get("gpu_cores")
     assert profile.wired_limit_bytes == (limit * MIB if limit else None)
     assert profile.macos_version == version
-    assert profile.sources["chip"].startswith("sysctl") == bool(brand)
+    assert profile.sources["chip"] == "sysctl machdep.cpu.brand_string" + ("" if brand else ": not reported")
 
 
 class _Metal:
@@ -166,12 +168,12 @@ class _Metal:
     def __init__(self, backend: str, info: dict[str, Any], *, old: bool = False) -> None:
         self.asked: list[Any] = []
         self._info = info
-        self.metal = self._room(backend == "metal", old)
-        self.cuda = self._room(backend == "cuda", False)
+        self.metal = self._room(backend == "metal", old=old)
+        self.cuda = self._room(backend == "cuda", old=False)
         if not old:
             self.device_info = self._device_info
 
-    def _room(self, available: bool, old: bool) -> Any:
+    def _room(self, available: bool, *, old: bool) -> Any:
         room: dict[str, Any] = {"is_available": lambda: available}
         if old:
             room["device_info"] = lambda: self._old_info(available)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.hardware import chips, memory_fields, readings
-from veloxquant.hardware.findings import Findings, ask, count, rate, text
+from veloxquant.hardware.findings import Findings, ask, because, count, rate, text
 from veloxquant.hardware.sources import Sources
 
 if TYPE_CHECKING:
@@ -72,9 +72,10 @@ def _chip(found: Findings, read: Sources, said: readings.Reading[Device]) -> Non
     if device.backend == "cuda":
         found.put("chip", text(device.info.get("device_name")), device.call)
     if read.is_mac:
-        found.put("chip", text(ask(read.sysctl_text, "machdep.cpu.brand_string")[0]), "sysctl machdep.cpu.brand_string")
+        source, (name, why) = "sysctl machdep.cpu.brand_string", ask(read.sysctl_text, "machdep.cpu.brand_string")
     else:
-        found.put("chip", text(ask(read.cpu_name)[0]), "/proc/cpuinfo")
+        source, (name, why) = "/proc/cpuinfo", ask(read.cpu_name)
+    found.put("chip", text(name), source, because(source, why))
     found.put("chip", text(device.info.get("device_name")), device.call)
     _generation(found, device)
     if read.is_mac and ask(read.sysctl_whole, "sysctl.proc_translated")[0] == 1:

@@ -61,6 +61,11 @@ def ask(source: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
         return None, text(traceback.format_exception_only(error)[-1]) or type(error).__name__
 
 
+def because(source: str, failed: str) -> str:
+    """The reason for `Findings.put`: the source's name and error, or "" when it did not fail."""
+    return failed and f"{source}: {failed}"
+
+
 def size(value: Any) -> int | None:
     """A positive whole number of bytes, else None."""
     whole = isinstance(value, int) and not isinstance(value, bool)

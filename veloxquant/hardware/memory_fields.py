@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.hardware.findings import Findings, amount, ask, size, text
+from veloxquant.hardware.findings import Findings, amount, ask, because, size, text
 from veloxquant.hardware.recorded import BUFFER_SHARE
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ def _main_memory(found: Findings, read: Sources, device: Device) -> None:
     memory, failed = ask(read.memory)
     limit = text(getattr(memory, "limit", None))
     source = f"psutil, {limit}" if limit else "psutil"
-    failed = failed and f"psutil: {failed}"
+    failed = because("psutil", failed)
     if read.is_mac:
-        found.put("total_memory_bytes", size(ask(read.sysctl_whole, "hw.memsize")[0]), "sysctl hw.memsize")
+        physical, why = ask(read.sysctl_whole, "hw.memsize")
+        found.put("total_memory_bytes", size(physical), "sysctl hw.memsize", because("sysctl hw.memsize", why))
     found.put("total_memory_bytes", size(getattr(memory, "total_bytes", None)), source, failed)
     found.put("total_memory_bytes", size(device.info.get("memory_size")), device.call)
     found.put("available_bytes", amount(getattr(memory, "available_bytes", None)), source, failed)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 2**53
 _MOST_GBPS = 1_000_000
 _MOST_CORES = 4096
+_MOST_TEXT = 200
 
 
 def with_overrides(profile: HardwareProfile, overrides: Mapping[str, Any]) -> HardwareProfile:
@@ -165,9 +166,9 @@ def _rate(field: str, value: Any) -> float:
 
 def _name(field: str, value: Any) -> str:
     found = text(value)
-    if found is not None and len(found) == len(" ".join(value.split())):
+    if found is not None and value.isprintable() and len(value) <= _MOST_TEXT:
         return chips.clean(found) or found
-    raise _refusal(field, value, "one line of text", 'give a name such as "Apple M4 Max"')
+    raise _refusal(field, value, f"one line of at most {_MOST_TEXT} characters", 'give a name such as "Apple M4 Max"')
 
 
 def _version(field: str, value: Any) -> str:
