@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from veloxquant.planner.result import Candidate, Evidence, MemoryTerm, Plan, Rejected
 
 _TOPIC = 11
+_X = "\N{MULTIPLICATION SIGN}"
 _HIGH, _MEDIUM = 0.8, 0.5
 
 _DECISIONS = {
@@ -29,13 +30,14 @@ def explain(plan: Plan, label: str | None = None) -> tuple[str, ...]:
     """
     if label is None:
         return _decision(plan) if plan.chosen is None else (*_decision(plan), *_candidate(plan, plan.chosen))
-    for candidate in filter(None, (plan.chosen, *plan.alternatives)):
+    candidates = (*filter(None, (plan.chosen,)), *plan.alternatives)
+    for candidate in candidates:
         if candidate.label == label:
             return _candidate(plan, candidate)
     refused = [one for one in plan.rejected if one.label == label]
     if refused:
         return tuple(_rejected(one) for one in refused)
-    known = sorted({one.label for one in (*filter(None, (plan.chosen,)), *plan.alternatives, *plan.rejected)})
+    known = sorted({c.label for c in candidates} | {r.label for r in plan.rejected})
     raise InvalidParams(
         f"the plan has no variant {label!r}", hint=f"it has {', '.join(known) or 'none'}", field="label"
     )
@@ -90,18 +92,16 @@ def _bytes(plan: Plan, one: Candidate) -> list[str]:
 def _term(term: MemoryTerm) -> str:
     layers = _many(term.layers, "layer")
     if term.kind == "state":
-        return f"{layers} × {format_size(term.fixed_bytes)} of state = {format_size(term.bytes)}"
+        return f"{layers} {_X} {format_size(term.fixed_bytes)} of state = {format_size(term.bytes)}"
     if term.key_width == term.value_width and term.key_bits == term.value_bits:
-        numbers = f"{term.key_width} × 2 (K, V) × {term.key_bits:g} bits"
+        numbers = f"{term.key_width} {_X} 2 (K, V) {_X} {term.key_bits:g} bits"
     else:
-        keys, values = f"{term.key_width} × {term.key_bits:g}", f"{term.value_width} × {term.value_bits:g}"
+        keys, values = f"{term.key_width} {_X} {term.key_bits:g}", f"{term.value_width} {_X} {term.value_bits:g}"
         numbers = f"({keys} (K) + {values} (V)) bits"
-    fixed = f" + {layers} × {format_size(term.fixed_bytes)} fixed" if term.fixed_bytes else ""
+    fixed = f" + {layers} {_X} {format_size(term.fixed_bytes)} fixed" if term.fixed_bytes else ""
     what = "packed" if term.packed else term.kind
-    slots = f"{term.slots:,} slots"
-    return (
-        f"{layers} × {_many(term.heads, 'head')} × {numbers} × {slots} / 8{fixed} = {format_size(term.bytes)} ({what})"
-    )
+    one_layer = f"{_many(term.heads, 'head')} {_X} {numbers} {_X} {term.slots:,} slots / 8"
+    return f"{layers} {_X} {one_layer}{fixed} = {format_size(term.bytes)} ({what})"
 
 
 def _fit(plan: Plan, one: Candidate) -> list[str]:

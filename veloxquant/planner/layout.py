@@ -16,8 +16,6 @@ from veloxquant.planner.result import Layers
 from veloxquant.profiles import CachePart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from veloxquant.planner.result import Reason
     from veloxquant.planner.snapshot import Offer
     from veloxquant.profiles import CacheLayer, ModelProfile, Probe
@@ -81,16 +79,15 @@ def lay_out(model: ModelProfile, offer: Offer) -> Layout | Refusal:
 @lru_cache(maxsize=64)
 def engine_own(model: ModelProfile) -> Layout:
     """Nothing replaced."""
-    return _layout(model, (), {}, proven=True)
+    return _layout(model, (), (), proven=True)
 
 
+@lru_cache(maxsize=1024)
 def _probed(model: ModelProfile, probe: Probe) -> Layout | Refusal:
     if probe.refused is not None:
         return Refusal("not_supported_by_engine", f"refused in the trace of this model: {probe.refused}")
-    kept = {k.index: _kept(k.reason, k.detail) for k in probe.kept}
-    if not probe.packed:
-        return _nothing_packed(kept.values())
-    return _layout(model, probe.packed, kept, proven=True)
+    kept = tuple((k.index, _kept(k.reason, k.detail)) for k in probe.kept)
+    return _layout(model, probe.packed, kept, proven=True) if probe.packed else _nothing_packed(kept)
 
 
 def _kept(word: str, detail: str) -> _Kept:
@@ -99,21 +96,24 @@ def _kept(word: str, detail: str) -> _Kept:
 
 def _unproven(model: ModelProfile, offer: Offer) -> Layout | Refusal:
     packed: list[int] = []
-    kept: dict[int, _Kept] = {}
-    answers: dict[CachePart, _Kept | None] = {}
-    for layer in model.layers:
-        part = layer.packable
-        if part is None or part.latent:
-            kept[layer.index] = _kept(_kind(layer), "")
-            continue
-        if part not in answers:
-            answers[part] = _ask(offer, part)
-        answer = answers[part]
+    kept: list[tuple[int, _Kept]] = []
+    for alike, indices in _alike(model):
+        part = alike.packable
+        answer = _kept(_kind(alike), "") if part is None or part.latent else _ask(offer, part)
         if answer is None:
-            packed.append(layer.index)
+            packed += indices
         else:
-            kept[layer.index] = answer
-    return _layout(model, tuple(packed), kept, proven=False) if packed else _nothing_packed(kept.values())
+            kept += [(index, answer) for index in indices]
+    return _layout(model, tuple(packed), tuple(kept), proven=False) if packed else _nothing_packed(tuple(kept))
+
+
+@lru_cache(maxsize=64)
+def _alike(model: ModelProfile) -> tuple[tuple[CacheLayer, tuple[int, ...]], ...]:
+    """One of each kind of layer, with the places of all that are like it."""
+    found: dict[tuple[str, tuple[CachePart, ...]], list[CacheLayer]] = {}
+    for layer in model.layers:
+        found.setdefault((layer.engine_class, layer.parts), []).append(layer)
+    return tuple((layers[0], tuple(layer.index for layer in layers)) for layers in found.values())
 
 
 def _ask(offer: Offer, part: CachePart) -> _Kept | None:
@@ -131,12 +131,12 @@ def _ask(offer: Offer, part: CachePart) -> _Kept | None:
     return _Kept("engine_error", "not_supported_by_engine", sentence)
 
 
-def _nothing_packed(kept: Iterable[_Kept]) -> Refusal:
+def _nothing_packed(kept: tuple[tuple[int, _Kept], ...]) -> Refusal:
     """The code of the layers that came closest to being packed: a width the variant itself refused comes first."""
-    kept = tuple(kept)
-    asked = tuple(k for k in kept if k.reason in ("width_not_divisible", "quarantined"))
+    reasons = [k for _, k in kept]
+    asked = [k for k in reasons if k.reason in ("width_not_divisible", "quarantined")]
     reason: Reason = asked[0].reason if asked else "not_supported_by_engine"
-    details = dict.fromkeys(k.detail or f"layers {_WORDS.get(k.word, k.word)}" for k in (asked or kept))
+    details = dict.fromkeys(k.detail or f"layers {_WORDS.get(k.word, k.word)}" for k in (asked or reasons))
     return Refusal(reason, "; ".join(details) or "the model has no cache that could be packed")
 
 
@@ -152,16 +152,19 @@ def _kind(layer: CacheLayer) -> str:
     return "latent" if part.latent else "composite"
 
 
-def _layout(model: ModelProfile, packed: tuple[int, ...], kept: dict[int, _Kept], *, proven: bool) -> Layout:
+@lru_cache(maxsize=1024)
+def _layout(
+    model: ModelProfile, packed: tuple[int, ...], kept: tuple[tuple[int, _Kept], ...], *, proven: bool
+) -> Layout:
     chosen = frozenset(packed)
     parts = {True: Counter[CachePart](), False: Counter[CachePart]()}
     kinds: Counter[str] = Counter()
-    for (layer, index), count in _grouped(model, chosen).items():
-        parts[index].update(dict.fromkeys(layer, count) if len(layer) == 1 else _repeated(layer, count))
-        kinds[_class(layer)] += count
-        kinds["latent"] += count if any(p.latent for p in layer) else 0
-    reasons = Counter(k.word for k in kept.values())
-    details = {k.word: k.detail for k in reversed(kept.values())}
+    for layer in model.layers:
+        parts[layer.index in chosen].update(layer.parts)
+        kinds[_class(layer.parts)] += 1
+        kinds["latent"] += any(part.latent for part in layer.parts)
+    reasons = Counter(k.word for _, k in kept)
+    details = {k.word: k.detail for _, k in reversed(kept)}
     layers = Layers(
         total=len(model.layers),
         growing=kinds["growing"],
@@ -181,14 +184,6 @@ def _layout(model: ModelProfile, packed: tuple[int, ...], kept: dict[int, _Kept]
         proven=proven,
         kept_reasons=frozenset(reasons),
     )
-
-
-def _grouped(model: ModelProfile, packed: frozenset[int]) -> Counter[tuple[tuple[CachePart, ...], bool]]:
-    return Counter((layer.parts, layer.index in packed) for layer in model.layers)
-
-
-def _repeated(parts: tuple[CachePart, ...], count: int) -> Counter[CachePart]:
-    return Counter({part: times * count for part, times in Counter(parts).items()})
 
 
 def _class(parts: tuple[CachePart, ...]) -> str:

@@ -73,8 +73,15 @@ class Option:
             return self.setting.baseline_speed
         s = self.setting
         line = speeds.roofline(s.model, s.hardware, self.shape, self.offer.method.unpack_cost(self.offer.variant))
+        own = s.baseline_speed
         return speeds.speed(
-            s.model, s.workload, s.hardware, line=line, usable=self.seen.usable, baseline=s.baseline_speed
+            s.model,
+            s.workload,
+            s.hardware,
+            line=line,
+            usable=self.seen.usable,
+            prefill=own.prefill_tok_s,
+            baseline=own,
         )
 
     @cached_property

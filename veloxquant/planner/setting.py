@@ -9,7 +9,7 @@ from veloxquant.planner import evidence
 from veloxquant.planner.budget import room
 from veloxquant.planner.layout import ENGINE_OWN, engine_own
 from veloxquant.planner.memory import footprint, shape
-from veloxquant.planner.speed import roofline, speed
+from veloxquant.planner.speed import prefill_tok_s, roofline, speed
 
 if TYPE_CHECKING:
     from veloxquant.planner.budget import Room
@@ -64,7 +64,13 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
         baseline=own,
         baseline_footprint=footprint(own, workload.context_length, workload.generation_length, asked),
         baseline_speed=speed(
-            model, workload, hardware, line=roofline(model, hardware, own, 0.0), usable=seen.usable, baseline=None
+            model,
+            workload,
+            hardware,
+            line=roofline(model, hardware, own, 0.0),
+            usable=seen.usable,
+            prefill=prefill_tok_s(model, workload, hardware),
+            baseline=None,
         ),
     )
 

@@ -106,10 +106,10 @@ def speed(
     *,
     line: Roofline,
     usable: Sequence[Sighting],
+    prefill: float | None,
     baseline: Speed | None,
 ) -> Speed:
-    """Decode at the end of the asked context and prefill. `baseline` is the engine's own cache, None for itself."""
-    prefill = prefill_tok_s(model, workload, hardware)
+    """Decode at the end of the asked context, beside `prefill`. `baseline`: the engine's own, None for itself."""
     measured = _from_records(line, workload, usable)
     if measured is not None:
         return _speed(prefill, workload, measured)
