@@ -14,7 +14,7 @@ import stat
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -102,6 +102,16 @@ _LEAVES: dict[str, Any] = {
 }
 _SHORT_NAMES = {"VELOXQUANT_SOCKET": "socket.path", "VELOXQUANT_RECORDS": "records.directory"}
 _OTHER_VARIABLES = frozenset({"VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQUANT_TRACE_HOOKS", "VELOXQUANT_PAGER"})
+_WORDS = (
+    (Size, 'a size such as "512MiB"'),
+    (WorkerSize, 'a size such as "2GiB", at least 256MiB'),
+    (Seconds, 'a time up to a day, such as 20 or "500ms"'),
+    (PathText, 'an absolute path or one that starts with ~/, "" for the platform\'s own'),
+    (Names, "a list of names"),
+    (Share, "a number from 0 to 1"),
+    (Connections, "a whole number from 1 to 65536"),
+    (bool, "true or false"),
+)
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -240,7 +250,9 @@ def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
     except InvalidParams as error:
         _refuse(key, origin, f"{error.message}", error.hint)
     except msgspec.ValidationError as error:
-        _refuse(key, origin, f"{_shown(value)} does not do: {_reason(error)}", _expected(key))
+        _refuse(key, origin, f"{_shown(value)} is refused: {_reason(key, error)}", _expected(key))
+    if isinstance(made, str) and not _is_utf8(made):
+        _refuse(key, origin, f"{_shown(value)} is not UTF-8", "choose a name that UTF-8 can hold")
     return str(paths.home(env) / made[2:]) if kind == PathText and made.startswith("~/") else made
 
 
@@ -280,7 +292,9 @@ def _parse(data: bytes, place: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         _refuse_file(place, f"is not UTF-8 (byte {error.start})", "save it as UTF-8")
     except tomllib.TOMLDecodeError as error:
-        _refuse_file(place, f"is broken TOML: {error}", "mend the line named; text values need quotes")
+        # The parser names no line for what is wrong with the last one.
+        reason = str(error).replace("at end of document", f"at line {data.count(10) + 1}, the end")
+        _refuse_file(place, f"is broken TOML: {reason}", "mend the line named; text values need quotes")
     except RecursionError:
         _refuse_file(place, "is nested too deeply", "no key takes nested values")
 
@@ -301,8 +315,14 @@ def _refuse_file(place: Path, reason: str, hint: str) -> NoReturn:
     raise ConfigInvalid(f"the configuration file {place} {reason}", hint=hint, field="config")
 
 
-def _reason(error: msgspec.ValidationError) -> str:
+def _reason(key: str, error: msgspec.ValidationError) -> str:
+    if _LEAVES[key] == PathText and "regex" in str(error):
+        return "it is neither absolute nor starts with ~/"
     return str(error).partition(" - at `$")[0].replace("`", "")
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _shown(value: object) -> str:
@@ -313,14 +333,8 @@ def _shown(value: object) -> str:
 def _expected(key: str) -> str:
     """What the key takes, in words, with its default."""
     section, _, name = key.partition(".")
-    default = getattr(_SECTIONS[section](), name)
-    kind = _LEAVES[key]
-    if kind == PathText:
-        return f'{key} is an absolute path or one that starts with ~/; leave it "" for the default'
-    if kind == Names:
-        return f"{key} is a list of names; the default is none"
-    if kind in _SIZES:
-        return f'{key} is a size such as "512MiB"; the default is "{units.format_size(default)}"'
-    if kind == Seconds:
-        return f'{key} is a time up to a day, such as 20 or "500ms"; the default is {default:g}'
-    return f"the default of {key} is {msgspec.json.encode(default).decode()}"
+    kind, default = _LEAVES[key], getattr(_SECTIONS[section](), name)
+    # Aliases of types compare equal but are not the same objects, so a list of pairs and no mapping.
+    words = next((words for alias, words in _WORDS if alias == kind), " or ".join(get_args(kind)))
+    shown = units.format_size(default) if kind in _SIZES else msgspec.json.encode(default).decode()
+    return f"{key} is {words}; the default is {shown}"

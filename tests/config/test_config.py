@@ -145,8 +145,20 @@ def test_unknown_key_and_section_are_refused_with_a_near_match(short_folder: Pat
 
 
 def test_broken_toml_names_the_line(short_folder: Path) -> None:
-    """A syntax error says at which line."""
+    """A syntax error says at which line, also when it is the last one."""
     assert "line 3" in _refusal(short_folder, "[daemon]\ndrain_s = 1\nlog_level = info\n").message
+    assert "line 3" in _refusal(short_folder, "[daemon]\ndrain_s = 1\ndrain_s = 2").message
+
+
+def test_hint_names_the_choices(short_folder: Path) -> None:
+    """A word that is not known is answered with those that are."""
+    assert "debug or info or warning or error" in _refusal(short_folder, "[daemon]\nlog_level = 'loud'\n").hint
+
+
+def test_path_that_is_no_utf8_is_refused() -> None:
+    """Such a path could be neither shown as JSON nor written back."""
+    with pytest.raises(ConfigInvalid, match="not UTF-8"):
+        load(env={"HOME": "/h", "VELOXQUANT_RECORDS": "/\udcff"})
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe[", b"\x00", b"a = " + b"[" * 5000])
