@@ -335,6 +335,6 @@ def _expected(key: str) -> str:
     section, _, name = key.partition(".")
     kind, default = _LEAVES[key], getattr(_SECTIONS[section](), name)
     # Aliases of types compare equal but are not the same objects, so a list of pairs and no mapping.
-    words = next((words for alias, words in _WORDS if alias == kind), " or ".join(get_args(kind)))
+    words = next((words for alias, words in _WORDS if alias == kind), None) or " or ".join(get_args(kind))
     shown = units.format_size(default) if kind in _SIZES else msgspec.json.encode(default).decode()
     return f"{key} is {words}; the default is {shown}"
