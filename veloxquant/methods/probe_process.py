@@ -68,12 +68,11 @@ def _examine_all(plugins: list[Plugin], limits: dict[str, Any]) -> dict[int, dic
             while waiting and len(running) < AT_ONCE:
                 running.append(_start(*waiting.pop(0), limits))
             _listen(running, limits)
-            for child in list(running):
-                verdict = _judge(child, limits)
-                if verdict is not None:
-                    _end(child)
-                    running.remove(child)
-                    verdicts[child.index] = {**verdict, "took_s": time.monotonic() - child.started}
+            judged = [(child, verdict) for child in running if (verdict := _judge(child, limits)) is not None]
+            for child, verdict in judged:
+                running.remove(child)
+                _end(child)
+                verdicts[child.index] = {**verdict, "took_s": time.monotonic() - child.started}
     finally:
         for child in running:
             _end(child)
