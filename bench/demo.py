@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import smollm2
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.errors import VeloxError
+from veloxquant.profiles import WorkloadProfile
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
@@ -80,24 +82,29 @@ def say(text: str = "") -> None:
 
 def show_hardware(machine: HardwareProfile) -> None:
     """The machine, with the source of each figure that a plan leans on."""
-    working = "not known" if machine.working_set_bytes is None else format_size(machine.working_set_bytes)
-    total = "not known" if machine.total_memory_bytes is None else format_size(machine.total_memory_bytes)
-    say(f"  chip         {machine.chip}  [{machine.sources.get('chip')}]")
-    say(f"  memory       {total}; caches and weights may use {working}  [{machine.sources.get('working_set_bytes')}]")
+    size, source = machine.working_set_bytes, machine.sources.get("working_set_bytes", "")
+    working = f"not known ({source})" if size is None else f"{format_size(size)} ({source})"
+    total = machine.total_memory_bytes
+    say(f"  chip         {machine.chip} ({machine.sources.get('chip')})")
+    say(f"  memory       {'not known' if total is None else format_size(total)}")
+    say(f"  GPU may use  {working}")
     say(f"  backend      {machine.backend}, mlx {machine.mlx_version}, mlx-lm {machine.mlx_lm_version}")
     check(machine.mlx_version is not None, "the daemon does not see that mlx is installed")
 
 
 def show_plan(plan: Plan, title: str) -> None:
-    """What was chosen, or why nothing was, in two or three lines."""
+    """What was chosen, what came next, what did not fit, and the first warning and suggestion."""
     say(f"  {title}")
     for label, candidate in (("chosen", plan.chosen), ("next", plan.alternatives[0] if plan.alternatives else None)):
         if candidate is not None:
             say(f"    {label:8} {describe(candidate)}")
-    for one in plan.rejected[:3]:
-        missed = "" if one.short_by_bytes is None else f", short by {format_size(one.short_by_bytes)}"
-        say(f"    out      {one.label:14} {one.reason}{missed}")
-    for note in (*plan.warnings[:1], *plan.suggestions[:1]):
+    short = [one for one in plan.rejected if one.short_by_bytes is not None]
+    for one in short[:2]:
+        say(f"    out      {one.label:14} {one.reason}, short by {format_size(one.short_by_bytes or 0)}")
+    others = Counter(one.reason for one in plan.rejected if one not in short[:2])
+    if others:
+        say(f"    others   {', '.join(f'{reason}: {count}' for reason, count in sorted(others.items()))}")
+    for note in (*plan.warnings[:2], *plan.suggestions[:1]):
         say(f"    note     {note.text}")
 
 
@@ -211,8 +218,9 @@ def learn(client: Client, folder: Path, run: Run, before: Plan) -> None:
         mlx_version=machine.mlx_version or "unknown",
         macos_version=machine.macos_version or "unknown",
         architecture=before.model["model_type"],
+        workload=WorkloadProfile(context_length=run.prompt_tokens, generation_length=run.generated_tokens),
         source="veloxquant",
-        tags=["demo"],
+        tags=["demo", "repeats=1"],
     )
     say(f"  wrote record {record.id}: {before.chosen.label}, {run.tokens_per_s:.2f} tok/s measured in this run")
     waited = time.perf_counter()
@@ -229,6 +237,7 @@ def learn(client: Client, folder: Path, run: Run, before: Plan) -> None:
     say(f"    now      {describe(cited)}, cites {', '.join(cited.speed.evidence.record_ids)}")
     check(after.generation > before.generation, "the generation did not rise")
     check(cited.speed.evidence.source == "measured", "the speed is cited but not called measured")
+    check(cited.memory.stored_bytes == run.held_bytes, "the plan promises other bytes than were measured")
 
 
 def cites(plan: Plan, label: str, record_id: str) -> Candidate | None:
