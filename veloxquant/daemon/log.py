@@ -42,7 +42,7 @@ def failure(name: str, **fields: Any) -> None:
 
 
 def start(lowest: str, file: Path | None = None, stream: TextIO | None = None) -> None:
-    """Send our log to stderr and, when given, to a rotating file of mode 0600. Replaces an earlier call's. Raises ConfigInvalid."""
+    """Send our log to stderr and, when given, to a rotating file, instead of where it went. Raises ConfigInvalid."""
     stop()
     logging.raiseExceptions = False  # a full disk or a closed stderr must not become noise of its own
     out = sys.stderr if stream is None else stream
