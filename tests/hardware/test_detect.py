@@ -220,6 +220,16 @@ def test_refresh_sees_a_limit_set_since(mac: Any) -> None:
     assert (before.working_set_bytes, after.working_set_bytes) == (12713103196, 14000 * 2**20)
 
 
+def test_refresh_keeps_what_could_not_be_read_this_time(this_linux: Sources) -> None:
+    """A source that fails for a moment leaves the last value, with a remark that does not pile up."""
+    before = detect(this_linux)
+    broken = replace(this_linux, memory=_raising(OSError("busy")))
+    after = refresh(refresh(before, broken), broken)
+    assert (after.available_bytes, after.active_bytes) == (before.available_bytes, before.active_bytes)
+    assert after.sources["available_bytes"] == "psutil (last known; now: psutil: OSError: busy)"
+    assert refresh(after, this_linux) == before
+
+
 def test_this_machine() -> None:
     """The real sources agree with psutil and importlib.metadata; mlx_lm is not imported by it."""
     from importlib.metadata import version

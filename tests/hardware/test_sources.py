@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+from collections import deque
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,6 +120,23 @@ def test_linux_release_is_this_system() -> None:
 def test_registry_entry_is_parsed() -> None:
     """Core count, and the memory in use rather than the driver's or the allocated one."""
     assert accelerator.parse(IOREG) == accelerator.Accelerator(gpu_cores=32, in_use_bytes=513638400)
+
+
+def test_late_registry_keeps_the_core_count_seen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores cannot change while a process lives; memory in use can, so it is unknown."""
+
+    def late(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        raise subprocess.TimeoutExpired(command, 0.1)
+
+    monkeypatch.setattr(accelerator, "_cores_seen", deque(maxlen=1))
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(subprocess.TimeoutExpired):
+        accelerator.read()
+    answer = subprocess.CompletedProcess([], 0, stdout=IOREG.encode())
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    assert accelerator.read().in_use_bytes == 513638400
+    monkeypatch.setattr(subprocess, "run", late)
+    assert accelerator.read() == accelerator.Accelerator(gpu_cores=32)
 
 
 @given(st.text())

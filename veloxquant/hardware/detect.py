@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from veloxquant.profiles import HardwareProfile
 
 
+_STALE = " (last known; now: "
+
+
 def detect(sources: Sources | None = None) -> HardwareProfile:
     """Read every source once. Never raises; under 150 ms; imports mlx.core, never mlx_lm."""
     read = sources or Sources()
@@ -42,11 +45,13 @@ def refresh(profile: HardwareProfile, sources: Sources | None = None) -> Hardwar
     said = readings.Readings(device=readings.device(read), accelerator=readings.accelerator(read))
     memory_fields.fill(found, read, said)
     now = found.profile()
-    return msgspec.structs.replace(
-        profile,
-        **{field: getattr(now, field) for field in memory_fields.VOLATILE},
-        sources={**profile.sources, **{field: now.sources[field] for field in memory_fields.VOLATILE}},
-    )
+    # What could not be read this time keeps its last value and says so; a busy moment is no other machine.
+    kept = [f for f in memory_fields.READINGS if getattr(now, f) is None and getattr(profile, f) is not None]
+    fresh = [f for f in memory_fields.VOLATILE if f not in kept]
+    sources = {**profile.sources, **{f: now.sources[f] for f in fresh}}
+    for f in kept:
+        sources[f] = f"{profile.sources[f].partition(_STALE)[0]}{_STALE}{now.sources[f]})"
+    return msgspec.structs.replace(profile, **{f: getattr(now, f) for f in fresh}, sources=sources)
 
 
 def _system(found: Findings, read: Sources) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from veloxquant.hardware.sources import Sources
 
 VOLATILE = ("working_set_bytes", "wired_limit_bytes", "active_bytes", "available_bytes")
+READINGS = ("working_set_bytes", "active_bytes", "available_bytes")
+"""Of these, what is never unknown for good once it was known; a limit can be lifted."""
 
 _MIB = 2**20
 # Reports agree with buffer = 0.75 x default to within rounding; a limit raised by hand moves it by far more.
