@@ -241,6 +241,26 @@ def test_a_method_that_fails_later_is_listed(install: Any) -> None:
     assert [(q.name, q.distribution) for q in loaded.tripped()] == [("one", "first")]
 
 
+def test_code_that_changed_under_a_running_process_is_told_of(install: Any) -> None:
+    """The process keeps the code it imported, and says so."""
+    site = install("first", "one", "one-a")
+    assert registry.load().warnings == ()
+    module = site / "vqreg_first.py"
+    module.write_text(module.read_text() + "\n# changed\n")
+    assert registry.load().warnings == ("first: its files changed since this process loaded it; restart to use them",)
+
+
+@pytest.mark.parametrize("value", ["", "not a module", ":", "a:b:c", "..", "os:", "os.path:join"])
+def test_an_entry_point_that_names_no_plugin_is_quarantined(install: Any, value: str) -> None:
+    """Whatever is written there, the others load."""
+    site = install("first", "one", "one-a")
+    points = site / "first-1.0.dist-info" / "entry_points.txt"
+    points.write_text(f"[veloxquant.methods]\nodd = {value}\n")
+    loaded = registry.load()
+    assert names(loaded) == ["affine", "fp16"]
+    assert [q.distribution for q in loaded.quarantined] in (["first"], [str(site / "first-1.0.dist-info")])
+
+
 def test_the_fingerprint_follows_what_a_trace_depends_on(install: Any) -> None:
     """Another set of methods, another label, another source: another fingerprint; nothing changed: the same."""
     bare = registry.load().fingerprint

@@ -281,6 +281,28 @@ def test_a_malformed_plan_is_refused_naming_the_field(tiny: Any, changes: Any, e
     assert "make_cache" not in vars(model)
 
 
+@pytest.mark.parametrize("model", [None, object(), ("model", "tokenizer")])
+def test_what_is_no_model_is_refused(tiny: Any, model: Any) -> None:
+    """The pair that mlx_lm.load returns is a common slip, and the hint names it."""
+    with pytest.raises(InvalidParams, match="a loaded mlx-lm model is needed") as caught:
+        apply(model, tiny.config(tiny.llama(layers=1)))
+    assert caught.value.field == "model"
+    with pytest.raises(InvalidParams):
+        restore(model)
+
+
+def test_a_plan_outlives_its_model_only_in_words(tiny: Any) -> None:
+    """A shallow copy of a dropped model says what to do, rather than failing on a dead reference."""
+    model = tiny.llama(layers=1)
+    apply(model, tiny.config(model))
+    planned = model.make_cache
+    del model
+    gc.collect()
+    for left in (planned, copy.deepcopy(planned)):
+        with pytest.raises(MethodRefused, match="is gone"):
+            left()
+
+
 @pytest.mark.parametrize("plan", [None, 4, "affine4-g64", [], {}, {"schema": 1}])
 def test_what_is_no_plan_is_refused(tiny: Any, plan: Any) -> None:
     """Any object gives a typed error."""

@@ -73,16 +73,16 @@ def _fenced(call: Callable[[], Any], what: str) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep a plugin's prints off our standard output, which carries answers; nothing is stored."""
-    with contextlib.redirect_stdout(_Nowhere()):
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BufferedWriter(_Nowhere()), "utf-8", "replace")):
         yield
 
 
-class _Nowhere(io.TextIOBase):
-    """A text stream that forgets."""
+class _Nowhere(io.RawIOBase):
+    """Bytes that are forgotten; no file behind it, so that a plugin may keep the stream."""
 
-    def write(self, text: str) -> int:
-        """Forget the text."""
-        return len(text)
+    def write(self, data: Any) -> int:
+        """Forget the bytes."""
+        return len(data)
 
     def writable(self) -> bool:
         """Yes."""

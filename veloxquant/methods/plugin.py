@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+from veloxquant.methods.hookspec import ENTRY_POINT_GROUP
 
 FIRST_PARTY_DISTRIBUTION = "veloxquant"
 FIRST_PARTY_PACKAGE = "veloxquant_plugins."
@@ -20,8 +23,8 @@ class Plugin:
 
     @property
     def module(self) -> str:
-        """The module that is imported."""
-        return self.value.partition(":")[0].strip()
+        """The module that is imported. AttributeError when `value` is none of the two forms."""
+        return EntryPoint(self.name, self.value, ENTRY_POINT_GROUP).module
 
     @property
     def first_party(self) -> bool:

@@ -8,6 +8,7 @@ importing this package once, and each plugin then costs a fork and its own impor
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -51,6 +52,7 @@ def examine(plugins: Sequence[Plugin], limits: Limits) -> tuple[Verdict, ...]:
         return ()
     job = json.dumps({"plugins": [asdict(plugin) for plugin in plugins], "limits": asdict(limits)})
     each = limits.import_s + limits.hook_s + limits.check_s + 1.0
+    done = None
     try:
         done = subprocess.run(  # noqa: S603 -- our own interpreter, our own module
             [sys.executable, "-c", _BOOT, json.dumps([str(entry) for entry in sys.path])],
@@ -58,10 +60,13 @@ def examine(plugins: Sequence[Plugin], limits: Limits) -> tuple[Verdict, ...]:
             capture_output=True,
             timeout=_START_S + each * len(plugins),
             check=False,
+            env={name: value for name, value in os.environ.items() if name != "VELOXQUANT_TRACE_HOOKS"},
         )
         verdicts = [Verdict(**answer) for answer in json.loads(done.stdout)]
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
-        return (Verdict(ok=False, reason=f"{_UNEXAMINED}: {type(error).__name__}: {error}"),) * len(plugins)
+        last_words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] if done is not None else ""
+        reason = f"{_UNEXAMINED}: {last_words or f'{type(error).__name__}: {error}'}"
+        return (Verdict(ok=False, reason=reason),) * len(plugins)
     if len(verdicts) != len(plugins):
         return (Verdict(ok=False, reason=_UNEXAMINED),) * len(plugins)
     return tuple(verdicts)

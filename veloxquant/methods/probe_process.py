@@ -32,6 +32,8 @@ _TOO_SLOW = {
 }
 _DURING = {"import": "while it was imported", "hook": "in its hook", "check": "in its planning functions"}
 _HEAVY = ("mlx", "mlx_lm", "transformers", "torch")
+_BEFORE = frozenset(sys.modules)
+"""What the interpreter's own start has imported is no plugin's doing."""
 
 
 @dataclass
@@ -122,7 +124,7 @@ def _load(plugin: Plugin, messages: int) -> dict[str, Any]:
 
 
 def _check_light() -> None:
-    heavy = [name for name in _HEAVY if name in sys.modules]
+    heavy = [name for name in _HEAVY if name in sys.modules and name not in _BEFORE]
     if heavy:
         raise MethodRefused(
             f"loading it imports {', '.join(heavy)}, which the planner must not carry: import inside build()",

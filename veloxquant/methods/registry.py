@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 ENGINE_OWN = "fp16"
 """The method that packs nothing; it is the engine itself, so that no trace needs to try it."""
+
+_imported: dict[Plugin, str | None] = {}
+"""The files each foreign plugin had when this process first met it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def load(
     stamps, judged = _judged([plugin for plugin in wanted if not plugin.first_party], limits, folder)
     candidates: list[_Candidate] = []
     fenced = [*unreadable, *missing]
+    stale = [_stale(plugin) for plugin, stamp in stamps.items() if _is_stale(plugin, stamp)]
     for plugin in wanted:
         verdict = judged.get(plugin, Verdict(ok=True))
         if not verdict.ok:
@@ -111,7 +116,7 @@ def load(
         except MethodRefused as error:
             fenced.append(Quarantined(plugin.name, plugin.distribution, error.message))
     ready, clashing, warnings = _without_clashes(candidates)
-    return _loaded(ready, [*fenced, *clashing], warnings)
+    return _loaded(ready, [*fenced, *clashing], [*stale, *warnings])
 
 
 def _narrowed(found: Iterable[Plugin], only: Sequence[str] | None) -> tuple[list[Plugin], list[Quarantined]]:
@@ -136,6 +141,21 @@ def _judged(
         known[plugin] = verdict
         verdicts.remember(folder, plugin, stamps[plugin], verdict)
     return stamps, {plugin: verdict for plugin, verdict in known.items() if verdict is not None}
+
+
+def _is_stale(plugin: Plugin, stamp: str | None) -> bool:
+    """Whether this process has imported other files than those on disk now; Python imports a module once."""
+    try:
+        imported = plugin.module in sys.modules
+    except AttributeError:  # a value that names no module; the fence says so
+        return False
+    first = _imported.setdefault(plugin, stamp) if imported else stamp
+    _imported[plugin] = first
+    return first != stamp
+
+
+def _stale(plugin: Plugin) -> str:
+    return f"{plugin.distribution}: its files changed since this process loaded it; restart to use them"
 
 
 def _candidates(plugin: Plugin, stamp: str) -> list[_Candidate]:

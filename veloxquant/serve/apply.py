@@ -14,7 +14,7 @@ from veloxquant.caches.held import held_bytes
 from veloxquant.errors import InvalidParams, MethodRefused
 from veloxquant.methods.registry import load
 from veloxquant.serve import cache_config
-from veloxquant.serve.planned import PlannedCaches, engine_caches
+from veloxquant.serve.planned import PlannedCaches, engine_caches, set_by_others
 from veloxquant.serve.rehearsal import engine_parts, rehearse
 
 if TYPE_CHECKING:
@@ -67,9 +67,13 @@ def apply(model: Any, plan: Plan | Mapping[str, Any], *, methods: Loaded | None 
     are put through the model once without computing anything: MLX is lazy. `methods` is the loaded registry, for tests
     and for callers that have one. A plan that packs nothing restores the engine's own caches.
 
+    Packed caches have no batch twin in the engine: mlx_lm's server takes such a model one request at a time, and
+    batch_generate refuses it.
+
     Raises InvalidParams (the plan is malformed or made for another model), MethodNotFound (not installed or
     quarantined), MethodRefused (the plan chose nothing, or the engine cannot run these caches).
     """
+    _check_is_model(model)
     config = cache_config.read(plan)
     loaded = load() if methods is None else methods
     method = loaded.method(config.method)
@@ -93,6 +97,7 @@ def apply(model: Any, plan: Plan | Mapping[str, Any], *, methods: Loaded | None 
 
 def restore(model: Any) -> bool:
     """Give the model its engine's own caches again; False when no plan was applied to it."""
+    _check_is_model(model)
     planned = vars(model).get(_ATTRIBUTE)
     if not isinstance(planned, PlannedCaches):
         return False
@@ -101,6 +106,17 @@ def restore(model: Any) -> bool:
     else:
         setattr(model, _ATTRIBUTE, planned.previous)
     return True
+
+
+def _check_is_model(model: Any) -> None:
+    from mlx import nn
+
+    if not isinstance(model, nn.Module):
+        raise InvalidParams(
+            f"a loaded mlx-lm model is needed, not an object of type {type(model).__name__}",
+            hint="mlx_lm.load returns (model, tokenizer): pass the model",
+            field="model",
+        )
 
 
 def _variant(loaded: Loaded, config: CacheConfig) -> Variant:
@@ -137,7 +153,7 @@ def _planned(model: Any, config: CacheConfig, method: Method, variant: Variant) 
         refused = method.refuses(variant, part)
         if refused is not None:
             raise MethodRefused(f"{variant.label} cannot keep layer {index}: {refused[1]}", hint="plan for this model")
-    return PlannedCaches(model, method, variant, parts)
+    return PlannedCaches(model, method, variant, parts, set_by_others(model))
 
 
 def _applied(config: CacheConfig, caches: list[Any]) -> Applied:

@@ -24,9 +24,10 @@ class PlannedCaches:
     """
 
     def __init__(
-        self, model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart], previous: Any = None
+        self, model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart], previous: Any
     ) -> None:
-        self.previous = previous if previous is not None else _set_by_others(model)
+        self.previous = previous
+        """A make_cache that somebody else had put on the instance, None where there was none."""
         self._model = weakref.ref(model)
         self._method, self._variant, self._parts = method, variant, dict(parts)
 
@@ -46,13 +47,15 @@ class PlannedCaches:
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCaches:
         """The same plan for the copy of the model that is being made, or for the same model when only this is."""
         model = self._model()
+        if model is None:
+            return self
         previous = copy.deepcopy(self.previous, memo)
         return PlannedCaches(memo.get(id(model), model), self._method, self._variant, self._parts, previous)
 
 
 def engine_caches(model: Any) -> list[Any]:
     """A fresh list of what the engine gives this model without a plan: windows, states and all."""
-    return _own(model, _set_by_others(model))
+    return _own(model, set_by_others(model))
 
 
 def _own(model: Any, previous: Callable[[], list[Any]] | None) -> list[Any]:
@@ -63,7 +66,7 @@ def _own(model: Any, previous: Callable[[], list[Any]] | None) -> list[Any]:
     return [cache_module().KVCache() for _ in model.layers]  # as mlx_lm's make_prompt_cache does
 
 
-def _set_by_others(model: Any) -> Any:
+def set_by_others(model: Any) -> Any:
     """A make_cache that somebody else has put on the instance: it stands for the engine's own."""
     present = vars(model).get("make_cache")
     return present.previous if isinstance(present, PlannedCaches) else present
