@@ -166,7 +166,10 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
         buffer = max(buffer, most * term.array_bytes * shape.rows, term.fixed_bytes * shape.rows)
     scores = _score_bytes(shape, context, generation, step)
     if measured is not None:
-        stored = _measured_bytes(measured, context + generation, stored, fixed)
+        traced, stored = stored, _measured_bytes(measured, context + generation, stored, fixed)
+        # What is larger than the arithmetic says is copied at its own size when it grows.
+        larger = max(1.0, stored / traced) if traced else 1.0
+        transient, buffer = transient * larger, buffer * larger
     stored *= shape.sequences
     peak = stored + window_extra * shape.prefill_rows + max(transient, scores)
     return Footprint(round(stored), round(peak), round(max(buffer, scores)), round(fixed * shape.sequences))
