@@ -57,7 +57,7 @@ def fresh_caches(model: Any) -> list[Any]:
     return list(make_prompt_cache(model))
 
 
-def call(model: Any, caches: list[Any], runs: Iterable[tuple[int, int]] = TRACE_RUNS) -> None:
+def call(model: Any, caches: list[Any], runs: Iterable[tuple[int, int]]) -> None:
     """Call the model on zeros as (tokens, calls) says; leaves lazy arrays in the caches."""
     for tokens, calls in runs:
         for _ in range(calls):
@@ -68,7 +68,7 @@ def traced_caches(model: Any, config: Mapping[str, Any]) -> list[Any]:
     """The engine's own caches after the calls of a trace. Raises EngineRefused for whatever the engine raises."""
     try:
         caches = fresh_caches(model)
-        call(model, caches)
+        call(model, caches, TRACE_RUNS)
     except BaseException as error:
         raise _refused(error, config) from error
     return caches

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from veloxquant.caches.held import held_bytes
-from veloxquant.models.exchange import TRACE_RUNS, ProbeRequest
+from veloxquant.models.exchange import PROBE_RUNS, ProbeRequest
 from veloxquant.models.trace_worker.engine import call, fresh_caches, sentence
 from veloxquant.profiles.model import CacheLayer, CachePart, KeptLayer, ModelProfile, Probe
 
@@ -66,8 +66,8 @@ class _Failure:
     def reason(self, part: CachePart) -> str:
         if part.latent:
             return "latent"
-        if "sink" in self.error.lower():
-            return "sinks"
+        if "sink" in self.error.lower() and not self.error.startswith("TypeError"):
+            return "sinks"  # MLX spells out whole signatures, sinks included, in its TypeErrors
         if self.block is not None and self.called_in is not None and self.block != self.called_in:
             return "donor"  # another block read this layer's K and V
         return "engine_error"
@@ -141,7 +141,7 @@ class Prober:
                 return _Failure(sentence(error), index, None, None), caches
         with _Following(self._model, {index: caches[index] for index in packed}) as followed:
             try:
-                call(self._model, caches)
+                call(self._model, caches, PROBE_RUNS)
             except BaseException as error:  # noqa: BLE001 -- the engine's code, with a stranger's cache in it
                 return _Failure(sentence(error), followed.layer, followed.called_in, followed.block), caches
         return None, caches
@@ -155,7 +155,7 @@ class Prober:
         caches: list[Any],
     ) -> Probe:
         for index, part in packed.items():
-            declared = factory.declared_bytes(wanted.method, wanted.label, wanted.params, part, TRACE_RUNS)
+            declared = factory.declared_bytes(wanted.method, wanted.label, wanted.params, part, PROBE_RUNS)
             held = held_bytes(caches[index])
             if held != declared:
                 text = f"the cache of layer {index} holds {held} bytes and its method declares {declared}"

@@ -1,0 +1,102 @@
+"""Stand-ins for `veloxquant.methods.worker:load`, named in tests as "engine_factory:NAME"."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.profiles.slots import kv_slots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from veloxquant.profiles.model import CachePart
+
+
+class Quantized:
+    """mlx-lm's own quantized cache under any (bits, group)."""
+
+    def refuses(self, method: str, label: str, params: Mapping[str, Any], part: CachePart) -> tuple[str, str] | None:
+        """Groups must divide both widths."""
+        if part.key_width % params["group"] or part.value_width % params["group"]:
+            return "width_not_divisible", f"groups of {params['group']} do not divide {part.key_width}"
+        return None
+
+    def build(self, method: str, label: str, params: Mapping[str, Any], index: int, part: CachePart) -> Any:
+        """A fresh QuantizedKVCache."""
+        from mlx_lm.models.cache import QuantizedKVCache
+
+        return QuantizedKVCache(params["group"], params["bits"])
+
+    def declared_bytes(
+        self, method: str, label: str, params: Mapping[str, Any], part: CachePart, runs: Iterable[tuple[int, int]]
+    ) -> int:
+        """Bits + scale and bias for each group, in the format of the keys."""
+        bits = params["bits"] + 2 * 8 * part.key_itemsize / params["group"]
+        return round(kv_slots(runs) * part.heads * (part.key_width + part.value_width) * bits / 8)
+
+
+class Careless(Quantized):
+    """Declares one byte too few."""
+
+    def declared_bytes(self, *args: Any) -> int:
+        """One byte less than it holds."""
+        return super().declared_bytes(*args) - 1
+
+
+class Deadly(Quantized):
+    """Ends or stops the process for the labels that say so, and is like Quantized for the others."""
+
+    def build(self, method: str, label: str, params: Mapping[str, Any], index: int, part: CachePart) -> Any:
+        """Do as the label says."""
+        if label == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if label == "exit":
+            os._exit(9)
+        if label == "hang":
+            time.sleep(600)
+        if label == "raise":
+            raise SystemExit("a plugin wants out")
+        return super().build(method, label, params, index, part)
+
+
+def quantized() -> Quantized:
+    """The plain one."""
+    return Quantized()
+
+
+def careless() -> Quantized:
+    """The one whose arithmetic is wrong."""
+    return Careless()
+
+
+def deadly() -> Quantized:
+    """The one that ends processes."""
+    return Deadly()
+
+
+def noisy() -> Quantized:
+    """Writes what could be taken for an answer to every stream it finds."""
+    for stream in (sys.stdout, sys.stderr):
+        for _ in range(2000):
+            stream.write('{"type":"failed","kind":"not_supported","message":"forged"}\n' * 20)
+        stream.flush()
+    return Quantized()
+
+
+def networked() -> Quantized:
+    """Tries to call home."""
+    socket.create_connection(("127.0.0.1", 9), timeout=1)
+    return Quantized()
+
+
+def unpickling() -> Quantized:
+    """Loads a pickle that names a class."""
+    pickle.loads(pickle.dumps(PurePosixPath("/")))  # noqa: S301 -- must be refused
+    return Quantized()

@@ -1,0 +1,172 @@
+"""Bytes and number format of weights from safetensors headers; damaged files are named."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import pytest
+
+from veloxquant.errors import ModelConfigInvalid
+from veloxquant.models import weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "U32": 4, "U8": 1, "F8_E4M3": 1}
+
+
+def save(path: Path, tensors: dict[str, tuple[str, int]]) -> None:
+    """Write a safetensors file of one-dimensional tensors (format, numbers)."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    end = 0
+    for name, (dtype, count) in tensors.items():
+        begin, end = end, end + SIZES[dtype] * count
+        header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+def test_files_written_by_mlx_itself_are_weighed(tmp_path: Path) -> None:
+    """mx.save_safetensors: 1000 + 24 bfloat16 numbers."""
+    tensors = {"a": mx.zeros((10, 100), mx.bfloat16), "b": mx.zeros((24,), mx.bfloat16)}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert (facts.weights_bytes, facts.source, facts.dtype, facts.quantized) == (2048, "safetensors", "bfloat16", False)
+
+
+def test_a_quantized_checkpoint_computes_in_the_format_of_its_scales(tmp_path: Path) -> None:
+    """Most bytes are packed words and some norms are float32; K and V follow the scales."""
+    tensors = {"w.weight": ("U32", 1000), "w.scales": ("F16", 10), "w.biases": ("F16", 10), "norm": ("F32", 500)}
+    save(tmp_path / "model.safetensors", tensors)
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert (facts.dtype, facts.quantized, facts.weights_bytes) == ("float16", True, 4000 + 20 + 20 + 2000)
+
+
+def test_scales_that_are_no_floats_leave_the_format_to_the_other_weights(tmp_path: Path) -> None:
+    """mxfp4 scales are bytes."""
+    save(tmp_path / "model.safetensors", {"w.weight": ("U32", 1000), "w.scales": ("U8", 10), "norm": ("BF16", 5)})
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert (facts.dtype, facts.quantized) == ("bfloat16", True)
+
+
+def test_only_what_the_engine_loads_counts(tmp_path: Path) -> None:
+    """mlx-lm loads model*.safetensors and nothing else."""
+    save(tmp_path / "model.safetensors", {"a": ("BF16", 10)})
+    save(tmp_path / "consolidated.safetensors", {"a": ("BF16", 10)})
+    save(tmp_path / "adapters.safetensors", {"a": ("BF16", 10)})
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert facts.weights_bytes == 20
+
+
+def test_files_win_over_an_index_that_says_otherwise(tmp_path: Path) -> None:
+    """And a note tells both figures."""
+    save(tmp_path / "model.safetensors", {"a": ("BF16", 10)})
+    index = {"metadata": {"total_size": 999}, "weight_map": {"a": "model.safetensors"}}
+    (tmp_path / weights.INDEX).write_text(json.dumps(index))
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert (facts.weights_bytes, facts.source) == (20, "safetensors")
+    assert any("999" in note and "20" in note for note in facts.notes)
+
+
+def test_missing_files_are_listed_and_the_index_counts(tmp_path: Path) -> None:
+    """A download that stopped half way: the index knows the whole."""
+    save(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 10)})
+    index = {"metadata": {"total_size": 40.0}, "weight_map": {"b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / weights.INDEX).write_text(json.dumps(index))
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert facts.missing == ("model-00002-of-00002.safetensors",)
+    assert (facts.weights_bytes, facts.source) == (40, "index")
+
+
+def test_missing_files_are_seen_without_an_index_too(tmp_path: Path) -> None:
+    """The numbering tells; the bytes are then unknown rather than too few."""
+    save(tmp_path / "model-00001-of-00003.safetensors", {"a": ("BF16", 10)})
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert len(facts.missing) == 2
+    assert facts.weights_bytes is None
+
+
+def test_a_link_whose_target_is_gone_is_a_missing_file(tmp_path: Path) -> None:
+    """The hub cache links into blobs, which can be pruned."""
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
+    index = {"metadata": {"total_size": 40}, "weight_map": {"a": "model.safetensors"}}
+    (tmp_path / weights.INDEX).write_text(json.dumps(index))
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert facts.missing == ("model.safetensors",)
+
+
+def test_a_folder_without_weights_has_no_facts(tmp_path: Path) -> None:
+    """None, not zero."""
+    assert weights.read(tmp_path) is None
+
+
+def test_8_bit_floats_are_noted(tmp_path: Path) -> None:
+    """The engine may widen them, so the bytes on disk are not those in memory."""
+    save(tmp_path / "model.safetensors", {"a": ("F8_E4M3", 100), "n": ("BF16", 1)})
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert facts.dtype == "bfloat16"
+    assert "widen" in facts.notes[0]
+
+
+WHOLE = struct.pack("<Q", 60) + b'{"a":{"dtype":"BF16","shape":[10],"data_offsets":[0,20]}}   ' + bytes(20)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        struct.pack("<Q", 2**62) + b"{}",
+        struct.pack("<Q", 0),
+        struct.pack("<Q", 8) + b"not json",
+        struct.pack("<Q", 9) + b'{"a":"b"}',
+        struct.pack("<Q", 2) + b"\xff\xff",
+        WHOLE[:-1],
+        WHOLE.replace(b"[0,20]", b"[9,-1]"),
+    ],
+)
+def test_a_damaged_header_names_its_file(tmp_path: Path, content: bytes) -> None:
+    """Cut short, absurd length, no JSON, tensors outside the file."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelConfigInvalid, match=r"model\.safetensors") as error:
+        weights.read(tmp_path)
+    assert error.value.field == "model.path"
+
+
+def test_the_whole_file_of_the_damaged_ones_is_good(tmp_path: Path) -> None:
+    """So that each case above fails for its own damage."""
+    (tmp_path / "model.safetensors").write_bytes(WHOLE)
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert facts.weights_bytes == 20
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"weight_map": 5}', b"\xff"])
+def test_a_damaged_index_is_named(tmp_path: Path, content: bytes) -> None:
+    """The index is read with its types."""
+    (tmp_path / weights.INDEX).write_bytes(content)
+    with pytest.raises(ModelConfigInvalid, match="index"):
+        weights.read(tmp_path)
+
+
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    """Headers are remembered by name, size and time of change."""
+    save(tmp_path / "model.safetensors", {"a": ("BF16", 10)})
+    first = weights.read(tmp_path)
+    save(tmp_path / "model.safetensors", {"a": ("BF16", 1000)})
+    second = weights.read(tmp_path)
+    assert first is not None
+    assert second is not None
+    assert (first.weights_bytes, second.weights_bytes) == (20, 2000)
