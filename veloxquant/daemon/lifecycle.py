@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 WANTED_FILES = 8192
 BACKLOG = 512
 PROBE_S = 1.0
+_LOCK_WAIT_S = 0.1
 _PID_WAIT_S = 0.3
 
 
@@ -76,15 +77,13 @@ class Lock:
         """Take it and write our pid into it. Raises AlreadyRunning naming the holder, SocketRefused."""
         self.path = path
         self._fd = self._open()
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not self._take():
             holder = self._holder()
             os.close(self._fd)
             raise AlreadyRunning(
                 f"another veloxquant daemon ({holder}) holds {path}",
                 hint="use it, or stop it first: veloxquantctl status shows it",
-            ) from None
+            )
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
 
@@ -109,6 +108,19 @@ class Lock:
         raise SocketRefused(
             f"the lock {self.path} is not a plain file of yours", hint="move it away", field="socket.path"
         )
+
+    def _take(self) -> bool:
+        """Try for a moment: a worker that a dying daemon was just starting holds the lock until it has started."""
+        ends = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() >= ends:
+                    return False
+                time.sleep(0.01)
+            else:
+                return True
 
     def _holder(self) -> str:
         """The holder's pid; one that has just taken the lock needs a moment to write it."""
