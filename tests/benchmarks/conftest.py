@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 
+Fill = Callable[..., list[str]]
 RECORDED = Path(__file__).parents[1] / "data" / "peer_benchmarks"
 """Written by the public tool (VeloxQuant-MLX 0.94.15) itself, through its add and upsert."""
 
@@ -33,12 +36,24 @@ def recorded(directory: Path) -> Path:
     return directory
 
 
-def temporaries(directory: Path) -> list[Path]:
+@pytest.fixture
+def fill() -> Fill:
+    """Adds this many records that differ in context; gives their ids."""
+
+    def fill(db: BenchmarkDatabase, count: int, **fields: Any) -> list[str]:
+        given = {"chip": "Apple M4", "mlx_version": "0.32.4"} | fields
+        return [db.add("affine4-g64", "m/x-1B", context_length=1024 + n, **given).id for n in range(count)]
+
+    return fill
+
+
+@pytest.fixture
+def in_index() -> Callable[[Path], set[str]]:
+    """The ids that a directory's index.json lists, read with nothing of ours."""
+    return lambda directory: set(json.loads((directory / "index.json").read_text())["records"])
+
+
+@pytest.fixture
+def temporaries() -> Callable[[Path], list[Path]]:
     """Every hidden temporary file below a directory."""
-    return [path for path in directory.rglob(".*") if path.name.endswith(".tmp")]
-
-
-def fill(db: BenchmarkDatabase, count: int, **fields: Any) -> list[str]:
-    """Add this many records that differ in context; their ids."""
-    given = {"chip": "Apple M4", "mlx_version": "0.32.4"} | fields
-    return [db.add("affine4-g64", "m/x-1B", context_length=1024 + n, **given).id for n in range(count)]
+    return lambda directory: [path for path in directory.rglob(".*") if path.name.endswith(".tmp")]

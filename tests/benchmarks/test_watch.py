@@ -1,0 +1,295 @@
+"""The watch on real folders."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from veloxquant.benchmarks import watch
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.benchmarks.watch import Watcher
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATIENCE_S = 30.0
+"""No test waits this long unless it fails."""
+
+Start = Callable[..., "Seen"]
+
+
+class Seen:
+    """A database that looks again whenever its watcher says so."""
+
+    def __init__(self, directory: Path, **options: float) -> None:
+        self.database = BenchmarkDatabase(directory)
+        self.calls = 0
+        self.changed = threading.Condition()
+        self.watcher = Watcher(directory, self.look, **options)
+
+    def look(self) -> None:
+        """Called by the watcher."""
+        self.database.load()
+        with self.changed:
+            self.calls += 1
+            self.changed.notify_all()
+
+    def until(self, holds: Callable[[], bool]) -> bool:
+        """Whether this holds after some call, however long it takes within reason."""
+        with self.changed:
+            return self.changed.wait_for(holds, PATIENCE_S)
+
+    def shows(self, *ids: str) -> bool:
+        """Whether the database comes to hold exactly these records."""
+        return self.until(lambda: set(self.database.records) == set(ids))
+
+    def becomes(self, state: str) -> bool:
+        """Whether the watcher comes to this state."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.watcher.state() != state and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.watcher.state() == state
+
+
+@pytest.fixture
+def started() -> Iterator[Start]:
+    """Starts watchers, and at the end of the test stops them and finds no thread left."""
+    before = set(threading.enumerate())
+    running: list[Watcher] = []
+
+    def start(directory: Path, **options: float) -> Seen:
+        seen = Seen(directory, **options)
+        running.append(seen.watcher)
+        seen.watcher.start()
+        return seen
+
+    yield start
+    for watcher in running:
+        watcher.stop()
+    left = [thread for thread in set(threading.enumerate()) - before if not isinstance(thread, threading.Timer)]
+    assert left == []
+
+
+def publish(directory: Path, name: str) -> None:
+    """Put a record in place as any program does: a temporary file, then a rename."""
+    temporary = directory / "records" / ".publisher.tmp"
+    temporary.write_text(f'{{"id": "{name}", "method": "fp16", "model_id": "m/x"}}')
+    temporary.rename(directory / "records" / f"{name}.json")
+
+
+# Long enough never to come within a test: what is seen is seen by events.
+EVENTS_ONLY = {"stat_interval_s": 1e6, "forced_interval_s": 1e6}
+# The other way round: `deaf` makes the system refuse to give events.
+CLOCK_ONLY = {"stat_interval_s": 0.05, "forced_interval_s": 1e6}
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that gives no events, such as one out of inotify instances."""
+
+    class NoObserver:
+        def schedule(self, *arguments: Any, **keywords: Any) -> None:
+            raise OSError(24, "inotify instance limit reached")
+
+        def unschedule_all(self) -> None:
+            """There are none."""
+
+    monkeypatch.setattr(watch, "Observer", NoObserver)
+
+
+def test_the_first_record_ever_is_seen_by_event(directory: Path, started: Start) -> None:
+    """In a directory that did not exist when the watch began."""
+    seen = started(directory, **EVENTS_ONLY)
+    assert seen.watcher.state() == "native"
+    assert seen.watcher.problem() is None
+    publish(directory, "a")
+    assert seen.shows("a")
+
+
+def test_changes_edits_and_deletions_are_seen_by_event(directory: Path, started: Start) -> None:
+    """Whatever moves the records."""
+    seen = started(directory, **EVENTS_ONLY)
+    publish(directory, "a")
+    publish(directory, "b")
+    assert seen.shows("a", "b")
+    (directory / "records" / "a.json").unlink()
+    assert seen.shows("b")
+    (directory / "records" / "b.json").write_text('{"id": "c", "method": "fp16", "model_id": "m/x"}')
+    assert seen.shows("c")
+
+
+def test_what_happened_before_the_start_is_seen(directory: Path, started: Start) -> None:
+    """The first call comes without any event, so nothing falls between a reading and the start."""
+    seen = Seen(directory)
+    BenchmarkDatabase(directory).add("fp16", "m/x", context_length=1)
+    seen.watcher.start()
+    try:
+        assert seen.until(lambda: len(seen.database) == 1)
+    finally:
+        seen.watcher.stop()
+
+
+def test_reading_and_indexing_are_no_changes(directory: Path, started: Start) -> None:
+    """A look does not lead to another look: not by reading records, not by writing the index."""
+    seen = started(directory, quiet_s=0.1, **EVENTS_ONLY)
+    publish(directory, "a")
+    assert seen.shows("a")
+    time.sleep(0.6)
+    calls = seen.calls
+    for _ in range(3):
+        again = BenchmarkDatabase(directory)
+        again.index_path.unlink(missing_ok=True)
+        again.load()
+        again.close()
+    time.sleep(0.4)
+    assert seen.calls == calls
+
+
+def test_without_events_the_clock_finds_changes(directory: Path, started: Start, deaf: None) -> None:
+    """The state says so, with the reason."""
+    seen = started(directory, **CLOCK_ONLY)
+    assert seen.watcher.state() == "scan only"
+    assert "inotify instance limit" in (seen.watcher.problem() or "")
+    publish(directory, "a")
+    assert seen.shows("a")
+    publish(directory, "b")
+    assert seen.shows("a", "b")
+
+
+def test_a_forced_look_finds_what_the_stat_cannot(directory: Path, started: Start, deaf: None) -> None:
+    """An edit in place moves no folder's mtime."""
+    (directory / "records").mkdir(parents=True)
+    publish(directory, "a")
+    seen = started(directory, stat_interval_s=1e6, forced_interval_s=0.1, quiet_s=0.01)
+    assert seen.shows("a")
+    (directory / "records" / "a.json").write_text('{"id": "c", "method": "fp16", "model_id": "m/x"}')
+    assert seen.shows("c")
+
+
+def test_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Not at each look."""
+    with caplog.at_level(logging.WARNING, logger="veloxquant"):
+        seen = started(directory, stat_interval_s=0.01, forced_interval_s=0.02)
+        assert seen.until(lambda: seen.calls > 3)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("below", [".", "records"])
+def test_a_directory_deleted_and_made_again(directory: Path, started: Start, below: str) -> None:
+    """The records go, the state says that only the clock is left; it heals alone."""
+    seen = started(directory, stat_interval_s=0.05)
+    publish(directory, "a")
+    assert seen.shows("a")
+    shutil.rmtree(directory / below)
+    assert seen.shows()
+    assert seen.becomes("scan only")
+    (directory / "records").mkdir(parents=True)
+    assert seen.becomes("native")
+    publish(directory, "b")
+    assert seen.shows("b")
+
+
+def test_a_directory_replaced_by_another(directory: Path, started: Start) -> None:
+    """A new folder under the old name is watched as the old one was."""
+    seen = started(directory, stat_interval_s=0.05)
+    publish(directory, "a")
+    assert seen.shows("a")
+    other = directory.with_name("other")
+    (other / "records").mkdir(parents=True)
+    publish(other, "b")
+    directory.rename(directory.with_name("old"))
+    other.rename(directory)
+    assert seen.shows("b")
+    publish(directory, "c")
+    assert seen.shows("b", "c")
+    publish(directory.with_name("old"), "d")
+    publish(directory, "e")
+    assert seen.shows("b", "c", "e")
+
+
+def test_a_symbolic_link_to_the_directory(directory: Path, tmp_path: Path, started: Start) -> None:
+    """Is followed, and followed again when it is turned elsewhere."""
+    for name in ("one", "two"):
+        (tmp_path / name / "records").mkdir(parents=True)
+    directory.symlink_to(tmp_path / "one")
+    seen = started(directory, stat_interval_s=0.05)
+    assert seen.watcher.state() == "native"
+    publish(tmp_path / "one", "a")
+    assert seen.shows("a")
+    publish(tmp_path / "two", "b")
+    directory.unlink()
+    directory.symlink_to(tmp_path / "two")
+    assert seen.shows("b")
+
+
+def test_a_dead_source_of_events_is_revived(directory: Path, started: Start) -> None:
+    """Its thread may end without a word."""
+    seen = started(directory, stat_interval_s=0.05)
+    observer = seen.watcher._observer
+    assert observer is not None
+    observer.stop()
+    observer.join()
+    deadline = time.monotonic() + PATIENCE_S
+    while seen.watcher._observer is observer and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen.becomes("native")
+    publish(directory, "a")
+    assert seen.shows("a")
+
+
+def test_a_failing_user_does_not_end_the_watch(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What it raises is logged, and it is called again."""
+    calls: list[int] = []
+    again = threading.Event()
+
+    def fail() -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            again.set()
+        raise ValueError("my own fault")
+
+    watcher = Watcher(directory, fail, forced_interval_s=0.1)
+    watcher.start()
+    assert again.wait(PATIENCE_S)
+    watcher.stop()
+    assert "my own fault" in caplog.text
+
+
+def test_stop_from_within_and_twice_and_before_start(directory: Path) -> None:
+    """Each is safe, and no call comes after a stop."""
+    Watcher(directory, lambda: None).stop()
+    stopped = threading.Event()
+
+    def stop() -> None:
+        watcher.stop()
+        stopped.set()
+
+    watcher = Watcher(directory, stop)
+    watcher.start()
+    watcher.start()
+    assert stopped.wait(PATIENCE_S)
+    watcher.stop()
+    watcher.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "veloxquant-watch"]
+
+
+def test_a_burst_is_exact_in_the_end(directory: Path, started: Start) -> None:
+    """1,000 records published as fast as it goes: all are there, with far fewer looks."""
+    seen = started(directory, **EVENTS_ONLY)
+    for number in range(1000):
+        publish(directory, f"r{number}")
+    assert seen.until(lambda: len(seen.database) == 1000)
+    assert seen.calls < 200
+
+
+def test_the_age_of_the_last_look_is_told(directory: Path, started: Start) -> None:
+    """For `status`."""
+    seen = started(directory, stat_interval_s=0.02)
+    time.sleep(0.2)
+    assert 0 <= seen.watcher.last_look_age_s() < PATIENCE_S
