@@ -99,9 +99,8 @@ def _be_the_child(plugin: Plugin, messages: int, output: int, limits: dict[str, 
     """Load the plugin with its streams in our hands, report, and end without running its exit handlers."""
     try:
         os.setsid()  # a group of its own, so that what it starts ends with it
-        signal.alarm(
-            math.ceil(limits["import_s"] + limits["hook_s"] + limits["check_s"]) + 5
-        )  # if the helper is killed
+        longest = limits["import_s"] + limits["hook_s"] + limits["check_s"]
+        signal.alarm(math.ceil(longest) + 5)  # in case the helper is killed and nobody ends us
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
