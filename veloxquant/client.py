@@ -68,7 +68,7 @@ class Client:
         self._fallback = fallback
         self._wait_s = _seconds("wait_s", wait_s)
         self._config = config
-        self._transport = transport
+        self.transport = transport
         self._ids = itertools.count(1)
         self._local: LocalPlanner | None = None
         self.fallback_reason: VeloxError | None = None
@@ -84,8 +84,8 @@ class Client:
 
     def close(self) -> None:
         """Let go of connections. The client stays usable and connects again when asked."""
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     @property
     def socket(self) -> Path:
@@ -269,9 +269,9 @@ class Client:
         return self._local.answer(method, params, left)
 
     def _door(self) -> Transport:
-        if self._transport is None:
-            self._transport = SocketTransport(self.socket, wait_s=self._wait_s)
-        return self._transport
+        if self.transport is None:
+            self.transport = SocketTransport(self.socket, wait_s=self._wait_s)
+        return self.transport
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self._timeout_s if timeout_s is None else _seconds("timeout_s", timeout_s))

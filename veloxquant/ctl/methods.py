@@ -1,0 +1,68 @@
+"""Which methods are ready, with their variants, and which are quarantined and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from veloxquant.ctl.terminal import columns
+from veloxquant.errors import InvalidParams
+
+if TYPE_CHECKING:
+    import argparse
+
+    from veloxquant.ctl.session import Session
+    from veloxquant.ctl.terminal import Terminal
+    from veloxquant.wire.answers import MethodRow
+
+SCHEMA = "veloxquant.methods/1"
+_HEAD = ("NAME", "VARIANTS", "SOURCE", "STATE", "NOTE")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """All of them, or one."""
+    parser.add_argument("action", nargs="?", choices=("list", "show"), default="list", metavar="list|show")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the method to show")
+
+
+def run(session: Session) -> int:
+    """List or show."""
+    options = session.options
+    if (options.action == "show") != (options.name is not None):
+        raise InvalidParams(
+            "show takes the name of a method, list takes none", hint="veloxquantctl methods show affine", field="name"
+        )
+    found = session.client.methods(options.name)
+    session.say_where()
+    if session.terminal.json:
+        session.terminal.value(SCHEMA, found)
+    elif options.action == "show":
+        show(found.methods[0], session.terminal)
+    else:
+        for line in columns([_HEAD, *(_row(row) for row in found.methods)], (1,)):
+            session.terminal.say(line)
+    return 0
+
+
+def show(row: MethodRow, terminal: Terminal) -> None:
+    """Everything known about one method."""
+    terminal.say(terminal.paint("bold", f"{row.name}  {row.state}"))
+    traits = {"batches": row.batchable, "trims": row.trimmable, "drops tokens": row.drops_tokens}
+    facts = {
+        "summary": row.summary,
+        "reason": row.reason,
+        "source": row.source,
+        "version": row.version,
+        "paper": row.paper,
+        "traits": ", ".join(name if value else f"not {name}" for name, value in traits.items() if value is not None),
+    }
+    for name, value in facts.items():
+        if value:
+            terminal.say(f"{name:<10} {value}")
+    for variant in row.variants:
+        params = ", ".join(f"{key} {value}" for key, value in variant["params"].items())
+        terminal.say(f"{'variant':<10} {variant['label']}{f'  ({params})' if params else ''}")
+
+
+def _row(row: MethodRow) -> tuple[str, ...]:
+    variants = f"{len(row.variants):,}" if row.variants else "-"
+    return (row.name, variants, row.source or "-", row.state, row.reason or row.summary)

@@ -1,0 +1,70 @@
+"""One run of one command: its options, its terminal, its configuration and its way to an answer."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.ctl.arguments import timeout_s
+from veloxquant.errors import NotRunning
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from veloxquant.client import Client
+    from veloxquant.config import Config
+    from veloxquant.ctl.terminal import Terminal
+
+
+class Session:
+    """What a command's `run` is given."""
+
+    def __init__(self, options: argparse.Namespace, terminal: Terminal) -> None:
+        self.options = options
+        self.terminal = terminal
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """The configuration with this command's flags on top. Raises ConfigInvalid."""
+        from veloxquant.config import load
+
+        flags: dict[str, Any] = {
+            "socket.path": self.options.socket,
+            "records.directory": getattr(self.options, "records", None),
+        }
+        return load(flags=flags)
+
+    @functools.cached_property
+    def client(self) -> Client:
+        """The way to an answer: the daemon, or with --no-daemon (and --records) this process alone."""
+        from veloxquant.client import Client
+
+        here = self.options.no_daemon or getattr(self.options, "records", None) is not None
+        return Client(config=self.config, timeout_s=self.timeout_s, transport=_NoDaemon() if here else None)
+
+    @property
+    def timeout_s(self) -> float:
+        """The limit of the whole call in seconds."""
+        return timeout_s(self.options)
+
+    def say_where(self) -> None:
+        """A note when the answer came from this process although a daemon was asked."""
+        reason = self.client.fallback_reason
+        if reason is not None and not isinstance(self.client.transport, _NoDaemon):
+            self.terminal.note(f"{reason.message}; answered in this process")
+
+
+class _NoDaemon:
+    """A transport that reaches nobody, on purpose."""
+
+    def exchange(self, frame: bytes, deadline: float) -> bytes:
+        """Raises NotRunning."""
+        raise NotRunning("no daemon was asked, as --no-daemon says", hint="leave --no-daemon out")
+
+    def stream(self, frame: bytes, deadline: float) -> Iterator[bytes]:
+        """Raises NotRunning."""
+        raise NotRunning("no daemon was asked, as --no-daemon says", hint="leave --no-daemon out")
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,97 @@
+"""What people and programs see: data on stdout, the rest on stderr, colour only where it is wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from veloxquant.errors import VeloxError
+
+ERROR_SCHEMA = "veloxquant.error/1"
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+class Terminal:
+    """Two streams and how to write on them. `json`: one object on stdout instead of text, errors included."""
+
+    def __init__(
+        self, out: TextIO, err: TextIO, *, json: bool = False, color: str = "auto", quiet: bool = False
+    ) -> None:
+        self.out = out
+        self.err = err
+        self.json = json
+        self.quiet = quiet
+        self._color = color
+
+    @classmethod
+    def of_process(cls, arguments: Sequence[str]) -> Terminal:
+        """Our own streams, as the raw arguments ask: an error in the arguments must be shown as they wish, too."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows ? and does not end us
+        pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+        color = next((value for flag, value in pairs if flag == "--color"), "auto")
+        color = next((one.partition("=")[2] for one in arguments if one.startswith("--color=")), color)
+        return cls(sys.stdout, sys.stderr, json="--json" in arguments, color=color, quiet="--quiet" in arguments)
+
+    def say(self, text: str = "") -> None:
+        """One line of data."""
+        self.out.write(text + "\n")
+
+    def value(self, schema: str, value: Any) -> None:
+        """One JSON object of data; `schema` names its form and is its first field."""
+        import msgspec
+
+        plain = msgspec.to_builtins(value)
+        body: Mapping[str, Any] = {"schema": schema, **{k: v for k, v in plain.items() if k != "schema"}}
+        self.out.write(msgspec.json.encode(body).decode() + "\n")
+
+    def note(self, text: str) -> None:
+        """Something worth knowing that is no data."""
+        if not self.quiet:
+            self.err.write(self.paint("yellow", "note: ", self.err) + text + "\n")
+
+    def fail(self, error: VeloxError) -> None:
+        """What went wrong, why, and what to do next."""
+        if self.json:
+            shown = {
+                "name": error.name,
+                "message": error.message,
+                "hint": error.hint,
+                "field": error.field,
+                "exit_code": error.exit_code,
+            }
+            self.value(ERROR_SCHEMA, {"error": shown})
+            return
+        self.err.write(self.paint("red", "error: ", self.err) + error.message + "\n")
+        if error.hint:
+            self.err.write(self.paint("dim", "  next: ", self.err) + error.hint + "\n")
+
+    def paint(self, style: str, text: str, stream: TextIO | None = None) -> str:
+        """The text in a style, or as it is where colour is not wanted."""
+        if not text or not self._coloured(stream or self.out):
+            return text
+        return f"\033[{_CODES[style]}m{text}\033[0m"
+
+    def _coloured(self, stream: TextIO) -> bool:
+        if self._color != "auto":
+            return self._color == "always"
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return not plain and stream.isatty()
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows as lines of aligned columns two blanks apart; the columns numbered in `right` end together."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,36 @@
+"""Wait until the daemon answers, at most --timeout (30s)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from veloxquant.errors import NotRunning
+from veloxquant.units import format_duration
+
+if TYPE_CHECKING:
+    import argparse
+
+    from veloxquant.ctl.session import Session
+
+SCHEMA = "veloxquant.wait/1"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Nothing of its own."""
+
+
+def run(session: Session) -> int:
+    """Ping with patience. Raises NotRunning (exit 3) when nobody came, NotAnswering (exit 4) when one is silent."""
+    from veloxquant.client import Client
+
+    began, limit = time.monotonic(), session.timeout_s
+    if session.options.no_daemon:
+        raise NotRunning("--no-daemon asks no daemon, so there is none to wait for", hint="leave --no-daemon out")
+    pong = Client(config=session.config, timeout_s=limit, wait_s=limit, fallback=False).ping()
+    waited = time.monotonic() - began
+    if session.terminal.json:
+        session.terminal.value(SCHEMA, {"pid": pong.pid, "generation": pong.generation, "waited_s": round(waited, 3)})
+    else:
+        session.terminal.say(f"ready after {format_duration(waited)}: pid {pong.pid}, generation {pong.generation}")
+    return 0
