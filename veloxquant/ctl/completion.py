@@ -6,7 +6,6 @@ fish: veloxquantctl completion fish | source
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from veloxquant.ctl.arguments import PROGRAM, Parser, add_globals
 from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Sequence
 
     from veloxquant.ctl.session import Session
