@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from veloxquant.profiles import HardwareProfile
 
 GIB = 2**30
-LLAMA = json.loads((Path(__file__).parent / "data" / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+DATA = Path(__file__).parent / "data"
+LLAMA = json.loads((DATA / "llama-3.1-8b" / "config.json").read_text(encoding="utf-8"))
+LLAMA_ID = "meta-llama/Meta-Llama-3.1-8B"
 LLAMA_WEIGHTS_BYTES = 9 * GIB // 2
 """4-bit weights in 4.5 GiB: 8.03 billion numbers at 4.5 bits are 4.2 GiB, the rest is room for wider layers."""
 
@@ -120,11 +122,11 @@ def describe(candidate: Candidate) -> str:
 
 def plan_llama(client: Client) -> None:
     """Llama-3.1-8B with 4-bit weights on three machines at two contexts."""
-    model = {"config": LLAMA["config"], "model_id": LLAMA["model"], "weights_bytes": LLAMA_WEIGHTS_BYTES}
+    model = {"config": LLAMA, "model_id": LLAMA_ID, "weights_bytes": LLAMA_WEIGHTS_BYTES}
     for name, hardware in MACHINES.items():
         for context in (8192, 131072):
             plan = client.plan(model, hardware=hardware, context_length=context)
-            show_plan(plan, f"{LLAMA['model']}, {context // 1024}k, {name}: {plan.decision}")
+            show_plan(plan, f"{LLAMA_ID}, {context // 1024}k, {name}: {plan.decision}")
             check(plan.source == "daemon", "the plan did not come from the daemon")
             check_llama_bytes(plan, context)
 

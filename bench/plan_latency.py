@@ -24,7 +24,9 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.wire.messages import encode_request
 
 HERE = Path(__file__).parent
-LLAMA = json.loads((HERE / "data" / "llama-3.1-8b.json").read_text(encoding="utf-8"))
+DATA = HERE / "data"
+LLAMA = json.loads((DATA / "llama-3.1-8b" / "config.json").read_text(encoding="utf-8"))
+LLAMA_ID = "meta-llama/Meta-Llama-3.1-8B"
 RECORDS = 1000
 ONE_CLIENT_PLANS = 4000
 MANY_CLIENTS, PLANS_EACH = 32, 250
@@ -128,7 +130,7 @@ def ready_and_resident(home: session.Home) -> None:
 
 def requests(count: int) -> bytes:
     """Lines that a client sends: the same model, each line another context."""
-    model = {"config": LLAMA["config"], "model_id": LLAMA["model"], "weights_bytes": 9 * 2**29}
+    model = {"config": LLAMA, "model_id": LLAMA_ID, "weights_bytes": 9 * 2**29}
     hardware = {"chip": "Apple M2", "gpu_cores": 10, "total_memory_bytes": 16 * 2**30, "working_set_bytes": 11 * 2**30}
     asked = ({"model": model, "hardware": hardware, "workload": {"context_length": 4096 + n}} for n in range(count))
     return b"".join(encode_request(1, "plan", one) for one in asked)
@@ -211,7 +213,7 @@ def peer(home: session.Home, ours_s: float) -> None:
         print("peer: not timed; name the interpreter of its environment in VELOXQUANT_PEER_PYTHON")
         return
     config = home.folder / "config.json"
-    config.write_text(json.dumps(LLAMA["config"]), encoding="utf-8")
+    config.write_text(json.dumps(LLAMA), encoding="utf-8")
     words = [interpreter, str(HERE / "peer_plan.py"), str(config)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=home.environment)
     found = json.loads(done.stdout.splitlines()[-1])

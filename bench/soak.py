@@ -29,8 +29,10 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LLAMA = json.loads((Path(__file__).parent / "data" / "llama-3.1-8b.json").read_text(encoding="utf-8"))
-MODEL = {"config": LLAMA["config"], "model_id": LLAMA["model"], "weights_bytes": 9 * 2**29}
+DATA = Path(__file__).parent / "data"
+LLAMA = json.loads((DATA / "llama-3.1-8b" / "config.json").read_text(encoding="utf-8"))
+LLAMA_ID = "meta-llama/Meta-Llama-3.1-8B"
+MODEL = {"config": LLAMA, "model_id": LLAMA_ID, "weights_bytes": 9 * 2**29}
 HARDWARE = {"chip": "Apple M2", "gpu_cores": 10, "total_memory_bytes": 16 * 2**30, "working_set_bytes": 11 * 2**30}
 BROKEN = (
     b"\n",
