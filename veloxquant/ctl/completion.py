@@ -41,9 +41,14 @@ FISH = f"""function __{PROGRAM}
     set -l current (commandline -ct)
     set -l program $before[1]
     set -e before[1]
-    $program completion words $before "$current" 2>/dev/null
+    set -l found ($program completion words $before "$current" 2>/dev/null)
+    if test (count $found) -gt 0
+        printf '%s\\n' $found
+    else
+        __fish_complete_path "$current"
+    end
 end
-complete -c {PROGRAM} -a '(__{PROGRAM})'"""
+complete -c {PROGRAM} -f -a '(__{PROGRAM})'"""
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 _DAEMON_FLAGS = ("--config", "--help", "--log-file", "--log-level", "--records", "--socket", "--version")

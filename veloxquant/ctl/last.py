@@ -6,9 +6,6 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from veloxquant import paths
 from veloxquant.errors import PlanNotFound
 
 if TYPE_CHECKING:
@@ -19,6 +16,8 @@ if TYPE_CHECKING:
 
 def remember(plan: Plan) -> None:
     """Keep the plan. A full or read-only disk costs `explain --last`, not the answer."""
+    import msgspec
+
     place = _place()
     with contextlib.suppress(OSError):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,6 +28,8 @@ def remember(plan: Plan) -> None:
 
 def recall() -> Plan:
     """The plan kept last. Raises PlanNotFound."""
+    import msgspec
+
     from veloxquant.planner.result import Plan
 
     try:
@@ -40,4 +41,6 @@ def recall() -> Plan:
 
 
 def _place() -> Path:
+    from veloxquant import paths
+
     return paths.state_dir() / "last-plan.json"
