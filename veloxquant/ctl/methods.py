@@ -46,14 +46,18 @@ def run(session: Session) -> int:
 def show(row: MethodRow, terminal: Terminal) -> None:
     """Everything known about one method."""
     terminal.say(terminal.paint("bold", f"{row.name}  {row.state}"))
-    traits = {"batches": row.batchable, "trims": row.trimmable, "drops tokens": row.drops_tokens}
+    traits = (
+        (row.batchable, "can be batched", "cannot be batched"),
+        (row.trimmable, "can be trimmed", "cannot be trimmed"),
+        (row.drops_tokens, "drops tokens", "drops no tokens"),
+    )
     facts = {
         "summary": row.summary,
         "reason": row.reason,
         "source": row.source,
         "version": row.version,
         "paper": row.paper,
-        "traits": ", ".join(name if value else f"not {name}" for name, value in traits.items() if value is not None),
+        "traits": ", ".join(yes if value else no for value, yes, no in traits if value is not None),
     }
     for name, value in facts.items():
         if value:
