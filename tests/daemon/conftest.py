@@ -18,30 +18,32 @@ sys.path.insert(0, str(Path(__file__).parent))
 from daemon_kit import Daemon
 
 
-@pytest.fixture(scope="module")
-def module_home() -> Iterator[Path]:
-    """A short private folder that a module's tests share."""
-    folder = Path(tempfile.mkdtemp(prefix="vq", dir="/tmp"))
-    yield folder
+@pytest.fixture(scope="session")
+def traced() -> Iterator[dict[str, str]]:
+    """Where all daemons keep traced models, so that each is traced once."""
+    folder = tempfile.mkdtemp(prefix="vq")
+    yield {"VELOXQUANT_TRACE_CACHE_DIRECTORY": folder}
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def shared(module_home: Path) -> Iterator[Daemon]:
+def shared(traced: dict[str, str]) -> Iterator[Daemon]:
     """One daemon for the tests of a module that leave it as it was."""
-    daemon = Daemon(module_home).ready()
+    home = Path(tempfile.mkdtemp(prefix="vq", dir="/tmp"))
+    daemon = Daemon(home, env=traced).ready()
     yield daemon
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log()
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture
-def start(short_folder: Path) -> Iterator[Callable[..., Daemon]]:
+def start(short_folder: Path, traced: dict[str, str]) -> Iterator[Callable[..., Daemon]]:
     """Start daemons of this test's own; they are gone when it ends."""
     started: list[Daemon] = []
 
-    def begin(*args: str, **more: Any) -> Daemon:
-        started.append(Daemon(short_folder, *args, **more))
+    def begin(*args: str, env: dict[str, str] | None = None, **more: Any) -> Daemon:
+        started.append(Daemon(short_folder, *args, env=traced | (env or {}), **more))
         return started[-1]
 
     yield begin

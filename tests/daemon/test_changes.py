@@ -1,0 +1,190 @@
+"""The world changes under a running daemon: records, configuration, plugins; clients hear of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon_kit import TINY_LLAMA, Daemon, Wire, wait_for
+
+from veloxquant import errors
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TINY = {"model": {"config": TINY_LLAMA, "model_id": "org/tiny"}}
+CAPPED = TINY | {"workload": {"context_length": 4096, "objective": "memory"}, "methods": ["affine"]}
+
+
+def notice(wire: Wire) -> dict[str, Any]:
+    """The next notice."""
+    line = json.loads(wire.line())
+    assert (line["method"], "id" in line) == ("notice", False)
+    found: dict[str, Any] = line["params"]
+    return found
+
+
+@pytest.fixture
+def configured(start: Callable[..., Daemon], short_folder: Path) -> Callable[[str], Daemon]:
+    """Start with this configuration file, or rewrite it."""
+    file = short_folder / "veloxquant.toml"
+
+    def configure(text: str) -> Daemon:
+        fresh = not file.exists()
+        file.write_text(text)
+        file.chmod(0o600)
+        return start("--config", str(file), env={"VELOXQUANT_RECORDS": ""}).ready() if fresh else None  # type: ignore[return-value]
+
+    return configure
+
+
+def test_a_record_that_appears_is_in_the_next_plan(start: Callable[..., Daemon]) -> None:
+    """A subscriber hears of the new generation, and the plan made then names the record."""
+    daemon = start().ready()
+    wire = daemon.connect()
+    before = wire.call("plan", CAPPED)
+    assert before["chosen"]["memory"]["evidence"]["record_ids"] == []
+    listener = daemon.connect()
+    listener.call("subscribe", {"topics": ["generation", "records"]})
+    assert notice(listener)["state"]["records"] == {"used": 0, "skipped": 0}
+    record = BenchmarkDatabase(daemon.records).add(
+        before["chosen"]["label"],
+        "org/tiny",
+        context_length=4096,
+        memory_bytes=123_456,
+        chip=wire.call("hardware")["chip"],
+    )
+    told = notice(listener)
+    assert (told["event"], told["full"], told["state"]["records"]["used"]) == ("changed", False, 1)
+    assert told["generation"] > before["generation"]
+    after = wire.call("plan", CAPPED)
+    assert after["generation"] >= told["generation"]
+    candidates = [after["chosen"], *after["alternatives"]]
+    assert record.id in [one for c in candidates for one in c["memory"]["evidence"]["record_ids"]]
+
+
+def test_records_are_listed_with_filters_and_pages(start: Callable[..., Daemon], short_folder: Path) -> None:
+    """Newest first; files that are not used have their reason."""
+    database = BenchmarkDatabase(short_folder / "benchmarks")
+    for number in range(5):
+        database.add("fp16" if number % 2 else "affine4-g64", f"org/m{number}", context_length=1024, memory_bytes=1000)
+    (database.records_dir / "broken.json").write_text("{")
+    wire = start().ready().connect()
+    everything = wire.call("records")
+    assert (everything["total"], everything["skipped_total"], everything["skipped"]) == (5, 1, [])
+    page = wire.call("records", {"limit": 2, "offset": 1, "skipped": True})
+    assert [row["id"] for row in page["records"]] == [row["id"] for row in everything["records"]][1:3]
+    assert page["skipped"][0]["file"] == "records/broken.json"
+    assert page["skipped"][0]["reason"]
+    assert {row["method"] for row in wire.call("records", {"method": "fp16"})["records"]} == {"fp16"}
+    assert wire.call("records", {"model_id": "org/m3"})["total"] == 1
+    assert wire.call("status")["records"] | {"scan_age_s": 0} == {
+        "directory": str(short_folder / "benchmarks"),
+        "used": 5,
+        "skipped": 1,
+        "scan_age_s": 0,
+        "watcher": "native",
+    }
+
+
+def test_a_subscriber_gets_the_full_state_first(start: Callable[..., Daemon]) -> None:
+    """After the answer to its call; then silence until something changes, and after unsubscribing for good."""
+    daemon = start().ready()
+    wire = daemon.connect()
+    assert wire.call("subscribe") == {"topics": ["generation", "hardware", "methods", "records", "warnings"]}
+    first = notice(wire)
+    assert (first["event"], first["full"], first["generation"]) == ("state", True, 0)
+    assert first["state"]["methods"] == {"ready": 2, "quarantined": {}}
+    assert first["state"]["hardware"]["sources"]
+    assert wire.call("unsubscribe", {"topics": ["hardware", "warnings"]}) == {
+        "topics": ["generation", "methods", "records"]
+    }
+    assert wire.call("unsubscribe") == {"topics": []}
+    daemon.call("reload")
+    assert wire.call("ping")["generation"] == 1  # no notice came in between
+
+
+def test_reload_uses_the_new_configuration(configured: Callable[[str], Daemon]) -> None:
+    """The reserve is in the next plan, under a higher generation; the level of the log changes at once."""
+    daemon = configured("[planner]\nreserve_bytes = 1000\n")
+    before = daemon.call("plan", TINY)
+    assert before["budget"]["reserve_bytes"] == 1000
+    configured('[planner]\nreserve_bytes = 2000\n\n[methods]\ndisabled = ["affine"]\n\n[daemon]\nlog_level = "debug"\n')
+    answer = daemon.call("reload")
+    assert (answer["changed"], answer["generation"]) == (True, before["generation"] + 1)
+    after = daemon.call("plan", TINY)
+    assert (after["budget"]["reserve_bytes"], after["generation"]) == (2000, answer["generation"])
+    assert daemon.call("status")["methods"]["quarantined"] == {"affine": "disabled in the configuration"}
+    assert daemon.events("reload.asked")[0]["peer_pid"]
+
+
+def test_sighup_reloads_and_a_wrong_configuration_keeps_the_old_one(configured: Callable[[str], Daemon]) -> None:
+    """The status says so until a good one is read."""
+    daemon = configured("[planner]\nreserve_bytes = 1000\n")
+    configured("[planner]\nreserve_byte = 2000\n")
+    daemon.signal(signal.SIGHUP)
+    wait_for(lambda: daemon.events("reload.failed"), "the refusal")
+    assert daemon.call("plan", TINY)["budget"]["reserve_bytes"] == 1000
+    (warning,) = daemon.call("status")["warnings"]
+    assert "reserve_byte" in warning
+    with pytest.raises(errors.ConfigInvalid) as caught:
+        daemon.call("reload")
+    assert caught.value.field == "planner.reserve_byte"
+    configured("[planner]\nreserve_bytes = 3000\n")
+    daemon.signal(signal.SIGHUP)
+    wait_for(lambda: daemon.call("status")["generation"] == 1, "the reload")
+    assert daemon.call("plan", TINY)["budget"]["reserve_bytes"] == 3000
+    assert daemon.call("status")["warnings"] == []
+
+
+def test_a_setting_that_needs_a_restart_says_so(configured: Callable[[str], Daemon]) -> None:
+    """The socket is not moved under its clients."""
+    daemon = configured("")
+    configured("[daemon]\nmax_connections = 7\n")
+    assert any("daemon.max_connections" in warning for warning in daemon.call("reload")["warnings"])
+
+
+def test_another_records_directory_is_watched_after_a_reload(
+    configured: Callable[[str], Daemon], short_folder: Path
+) -> None:
+    """The environment names none here."""
+    first, second = short_folder / "r1", short_folder / "r2"
+    daemon = configured(f'[records]\ndirectory = "{first}"\n')
+    BenchmarkDatabase(second).add("fp16", "org/m", context_length=1024, memory_bytes=1000)
+    configured(f'[records]\ndirectory = "{second}"\n')
+    daemon.call("reload")
+    assert daemon.call("status")["records"]["used"] == 1
+    BenchmarkDatabase(second).add("fp16", "org/n", context_length=1024, memory_bytes=1000)
+    wait_for(lambda: daemon.call("status")["records"]["used"] == 2, "the second record")
+
+
+def test_no_plan_fails_while_reloading(start: Callable[..., Daemon]) -> None:
+    """Thirty reloads under the questions of two clients; every answer is whole and of one generation."""
+    daemon = start().ready()
+    daemon.call("plan", TINY)
+    done = threading.Event()
+    seen: list[list[int]] = [[], []]
+
+    def ask(generations: list[int]) -> None:
+        wire = Wire(daemon.socket)
+        while not done.is_set():
+            generations.append(wire.call("plan", TINY)["generation"])
+        wire.close()
+
+    threads = [threading.Thread(target=ask, args=(one,)) for one in seen]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        daemon.call("reload")
+    done.set()
+    for thread in threads:
+        thread.join()
+    for generations in seen:
+        assert generations == sorted(generations)
+        assert generations[-1] > 0
+    assert daemon.call("status")["requests"]["errors"] == {}

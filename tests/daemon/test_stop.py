@@ -1,0 +1,259 @@
+"""Stopping: what was asked is answered, nothing is left behind, and nothing of others is taken along."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon_kit import TINY_LLAMA, Daemon, Wire, wait_for
+
+from veloxquant import config, errors, paths
+from veloxquant.daemon import peer
+from veloxquant.daemon.connection import Patience
+from veloxquant.daemon.server import Server, Timing, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def slow_question(number: int) -> bytes:
+    """A plan of a model that no cache knows: a trace of seconds."""
+    model = {"config": TINY_LLAMA | {"vocab_size": 300 + os.getpid() % 10_000 + number}}
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "plan", "params": {"model": model}}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly(start: Callable[..., Daemon], number: signal.Signals) -> None:
+    """Exit status 0; the socket is gone, idle clients are closed, the next one starts."""
+    daemon = start().ready()
+    idle = daemon.connect()
+    assert idle.call("ping")["pong"]
+    daemon.signal(number)
+    assert idle.closed()
+    assert daemon.wait() == 0
+    assert not daemon.socket.exists()
+    assert daemon.events("daemon.stopping")[0]["reason"] == number.name
+    assert start().ready().call("ping")["pong"]
+
+
+def test_a_client_can_stop_it(start: Callable[..., Daemon]) -> None:
+    """It gets its answer, and the log says who it was."""
+    daemon = start().ready()
+    assert daemon.call("shutdown") == {"stopping": True, "drain_s": 2.0}
+    assert daemon.wait() == 0
+    assert daemon.events("shutdown.asked")[0]["peer_pid"] == os.getpid()
+
+
+def test_a_request_under_way_is_answered(start: Callable[..., Daemon]) -> None:
+    """Within the drain time, here long enough for a trace."""
+    daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "60"}).ready()
+    wire = daemon.connect()
+    wire.send(slow_question(0))
+    wait_for(lambda: daemon.events("trace.started"), "the trace")
+    daemon.signal(signal.SIGTERM)
+    assert json.loads(wire.line())["result"]["schema"] == "veloxquant.plan/1"
+    assert wire.closed()
+    assert daemon.wait() == 0
+
+
+def test_a_request_that_takes_too_long_is_given_up(start: Callable[..., Daemon]) -> None:
+    """The client is closed; no worker is left behind."""
+    daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "0.1"}).ready()
+    wire = daemon.connect()
+    wire.send(slow_question(1))
+    wait_for(lambda: daemon.events("trace.started"), "the trace")
+    daemon.signal(signal.SIGTERM)
+    assert wire.closed()
+    assert daemon.wait() == 0
+    assert daemon.events("clients.abandoned")[0]["clients"] == 1
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., Daemon]) -> None:
+    """With 128 + the signal's number, as shells report it; the socket is gone all the same."""
+    daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "60"}).ready()
+    wire = daemon.connect()
+    wire.send(slow_question(2))
+    wait_for(lambda: daemon.events("trace.started"), "the trace")
+    daemon.signal(signal.SIGTERM)
+    wait_for(lambda: daemon.events("daemon.stopping"), "the drain")
+    daemon.signal(signal.SIGINT)
+    assert daemon.wait() == 128 + signal.SIGINT
+    assert not daemon.socket.exists()
+
+
+def test_subscribers_are_told(start: Callable[..., Daemon]) -> None:
+    """A last notice, then the end."""
+    daemon = start().ready()
+    wire = daemon.connect()
+    wire.call("subscribe", {"topics": ["generation"]})
+    wire.line()
+    daemon.signal(signal.SIGTERM)
+    assert json.loads(wire.line())["params"]["event"] == "stopping"
+    assert wire.closed()
+
+
+def test_under_load_every_request_is_answered_or_closed(start: Callable[..., Daemon]) -> None:
+    """Eight clients ask without pause while it stops; no answer is torn, none is an internal error."""
+    daemon = start().ready()
+    endings: list[str] = []
+    answered = threading.Event()
+
+    def ask() -> None:
+        wire = Wire(daemon.socket)
+        while True:
+            try:
+                wire.call("ping")
+            except (errors.ShuttingDown, BrokenPipeError, ConnectionResetError) as end:
+                endings.append(type(end).__name__)
+                break
+            except errors.NotAnswering:  # the empty line at the end of the stream
+                endings.append("closed")
+                break
+            answered.set()
+        wire.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert answered.wait(30)
+    daemon.signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    assert len(endings) == 8
+    assert daemon.wait() == 0
+
+
+def in_process(folder: Path, scenario: Callable[[Server], None], **timing: Any) -> int:
+    """Run a daemon inside this process until the scenario, in a thread, has made it stop; its exit status."""
+    path = folder / "s" / "d.sock"
+    settings = config.load(env={}, flags={"socket.path": str(path), "records.watch": False})
+    failed: list[BaseException] = []
+
+    def run(server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            scenario(server)
+        except BaseException as error:  # noqa: BLE001 -- shown below, in the test's own thread
+            failed.append(error)
+            loop.call_soon_threadsafe(server.house.ask_to_stop, "SIGTERM")
+
+    def on_ready(server: Server) -> None:
+        threads.append(threading.Thread(target=run, args=(server, asyncio.get_running_loop())))
+        threads[0].start()
+
+    threads: list[threading.Thread] = []
+    status = asyncio.run(serve(settings, on_ready=on_ready, signals=False, timing=Timing(**timing)))
+    threads[0].join()
+    if failed:
+        raise failed[0]
+    return status
+
+
+def test_a_socket_taken_over_is_left_to_the_other(short_folder: Path) -> None:
+    """The daemon goes by itself, with a failure status, and touches nothing."""
+    path = short_folder / "s" / "d.sock"
+
+    def take_over(_server: Server) -> None:
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+
+    assert in_process(short_folder, take_over, self_check_s=0.02) == 1
+    assert path.exists()
+
+
+def test_a_socket_removed_ends_the_daemon(short_folder: Path) -> None:
+    """Nobody could reach it any more; whoever supervises it starts another."""
+    path = short_folder / "s" / "d.sock"
+    assert in_process(short_folder, lambda _server: path.unlink(), self_check_s=0.02) == 1
+    assert paths.lock_path(path).exists()
+
+
+def test_another_user_gets_not_one_byte(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed and counted (the kernel's word is made up here: tests run as one user)."""
+
+    def knock(server: Server) -> None:
+        wire = Wire(short_folder / "s" / "d.sock")
+        assert wire.closed()
+        wire.close()
+        assert server.house.clients.refused == 1
+        monkeypatch.undo()
+        second = Wire(short_folder / "s" / "d.sock")
+        assert second.call("status")["clients"]["refused"] == 1
+        second.call("shutdown")
+        second.close()
+
+    monkeypatch.setattr(peer, "identify", lambda _connection: peer.Peer(uid=os.geteuid() + 1, pid=1))
+    assert in_process(short_folder, knock) == 0
+
+
+def test_a_peer_the_kernel_does_not_name_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not knowing is not trusting."""
+
+    def nameless(_connection: socket.socket) -> peer.Peer:
+        raise OSError(22, "no credentials")
+
+    def knock(_server: Server) -> None:
+        wire = Wire(short_folder / "s" / "d.sock")
+        assert wire.closed()
+        wire.close()
+        monkeypatch.undo()
+        second = Wire(short_folder / "s" / "d.sock")
+        second.call("shutdown")
+        second.close()
+
+    monkeypatch.setattr(peer, "identify", nameless)
+    assert in_process(short_folder, knock) == 0
+
+
+def test_silent_clients_are_closed_with_their_own_clocks(short_folder: Path) -> None:
+    """Half a frame, nothing at all, and a subscriber, which may be silent for ever."""
+
+    def be_silent(_server: Server) -> None:
+        wires = [Wire(short_folder / "s" / "d.sock") for _ in range(3)]
+        wires[0].send(b'{"half')
+        wires[2].call("subscribe", {"topics": ["generation"]})
+        wires[2].line()
+        assert wires[0].closed()
+        assert wires[1].closed()
+        wires[2].call("shutdown")
+        for wire in wires:
+            wire.close()
+
+    assert in_process(short_folder, be_silent, patience=Patience(half_frame_s=0.05, idle_s=0.1)) == 0
+
+
+def test_a_failure_inside_is_an_answer_with_a_ticket(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The traceback is in the log under that ticket, and the connection goes on."""
+    broken: list[str] = []
+
+    def break_it(server: Server) -> None:
+        def boom(*_: Any) -> None:
+            raise ZeroDivisionError("boom")
+
+        monkeypatch.setattr(server.house, "status", boom)
+        wire = Wire(short_folder / "s" / "d.sock")
+        try:
+            wire.call("status")
+        except errors.VeloxError as error:
+            broken.append(error.message)
+        assert wire.call("ping")["pong"]
+        wire.call("shutdown")
+        wire.close()
+
+    with caplog.at_level("ERROR", logger="veloxquant"):
+        assert in_process(short_folder, break_it) == 0
+    (message,) = broken
+    ticket = message.partition("ticket ")[2].rstrip(")")
+    (record,) = [one for one in caplog.records if one.message == "request.failed"]
+    assert record.fields["ticket"] == ticket  # type: ignore[attr-defined]
+    assert record.exc_info is not None
+    assert "boom" not in message
