@@ -1,0 +1,151 @@
+"""Remembered answers: only for the same bytes, the same world and the same files, and never too many."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from veloxquant.daemon.memory import Answer, Answers, Plans, look, unchanged
+from veloxquant.errors import PlanNotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_an_answer_is_kept_for_its_generation() -> None:
+    """And its method, and its bytes."""
+    answers = Answers()
+    answers.put(3, "plan", b"{}", Answer(b"result", ()))
+    assert answers.get(3, "plan", b"{}") == b"result"
+    for other in ((3, "fit", b"{}"), (3, "plan", b"{ }"), (4, "plan", b"{}"), (2, "plan", b"{}")):
+        assert answers.get(*other) is None
+    assert (answers.hits, answers.misses) == (1, 4)
+
+
+def test_a_new_generation_forgets_the_old_one() -> None:
+    """An answer that arrives late, for a world gone by, is not kept."""
+    answers = Answers()
+    answers.put(3, "plan", b"a", Answer(b"old", ()))
+    answers.put(4, "plan", b"b", Answer(b"new", ()))
+    answers.put(3, "plan", b"c", Answer(b"late", ()))
+    assert answers.get(4, "plan", b"a") is None
+    assert answers.get(4, "plan", b"c") is None
+    assert answers.state().entries == 1
+
+
+def test_memory_is_bounded_and_the_least_used_goes_first() -> None:
+    """Counted in bytes, keys and overhead included."""
+    answers = Answers(limit_bytes=10_000)
+    for name in (b"a", b"b", b"c"):
+        answers.put(1, "plan", name, Answer(b"x" * 2500, ()))
+    assert answers.get(1, "plan", b"a") is not None
+    answers.put(1, "plan", b"d", Answer(b"x" * 2500, ()))
+    assert answers.get(1, "plan", b"b") is None
+    assert answers.get(1, "plan", b"a") is not None
+    assert answers.bytes <= 10_000
+    answers.put(1, "plan", b"huge", Answer(b"x" * 20_000, ()))
+    assert (answers.state().entries, answers.bytes) == (0, 0)
+
+
+def test_the_same_question_again_is_not_counted_twice() -> None:
+    """Two clients may have computed it side by side."""
+    answers = Answers()
+    answers.put(1, "plan", b"a", Answer(b"result", ()))
+    once = answers.bytes
+    answers.put(1, "plan", b"a", Answer(b"result", ()))
+    assert (answers.bytes, answers.state().entries) == (once, 1)
+
+
+@pytest.fixture
+def folder(short_folder: Path) -> Path:
+    """A model folder."""
+    made = short_folder / "m"
+    made.mkdir()
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"):
+        (made / name).write_text("one")
+    return made
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_file_that_decides_is_watched(folder: Path, name: str) -> None:
+    """Rewritten in place, replaced, or removed."""
+    for change in ("rewrite", "replace", "remove"):
+        seen = look(str(folder))
+        assert unchanged(seen)
+        if change == "rewrite":
+            (folder / name).write_text(change * 2)
+        elif change == "replace":
+            (folder / "new").write_text("one")
+            os.replace(folder / "new", folder / name)  # noqa: PTH105 -- the name says what the test means
+        else:
+            (folder / name).unlink()
+        assert not unchanged(seen)
+
+
+def test_a_new_shard_is_noticed(folder: Path) -> None:
+    """It moves the folder's own time."""
+    seen = look(str(folder))
+    (folder / "model-00002-of-00002.safetensors").write_text("two")
+    assert not unchanged(seen)
+
+
+def test_what_does_not_decide_is_not_watched(folder: Path) -> None:
+    """A tokenizer rewritten in place changes no plan."""
+    seen = look(str(folder))
+    (folder / "tokenizer.json").write_text("another")
+    assert unchanged(seen)
+
+
+def test_the_hubs_choice_of_a_snapshot_is_watched(short_folder: Path) -> None:
+    """A download moves refs/main; the old snapshot stays as it was."""
+    home = short_folder / "models--o--n"
+    snapshot = home / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("abc")
+    seen = look(str(snapshot))
+    assert unchanged(seen)
+    (home / "refs" / "main").write_text("def1")
+    assert not unchanged(seen)
+
+
+def test_a_folder_that_appears_is_noticed(short_folder: Path) -> None:
+    """Not being there is also a look."""
+    seen = look(str(short_folder / "later"))
+    assert unchanged(seen)
+    (short_folder / "later").mkdir()
+    assert not unchanged(seen)
+
+
+def test_an_inline_config_depends_on_no_file() -> None:
+    """It is in the question."""
+    assert look(None) == ()
+    assert unchanged(())
+
+
+def test_an_answer_about_changed_files_is_forgotten(folder: Path) -> None:
+    """The memory it took is free again."""
+    answers = Answers()
+    answers.put(1, "plan", b"a", Answer(b"result", look(str(folder))))
+    assert answers.get(1, "plan", b"a") == b"result"
+    (folder / "config.json").write_text("changed")
+    assert answers.get(1, "plan", b"a") is None
+    assert (answers.state().entries, answers.bytes) == (0, 0)
+
+
+def test_plans_are_remembered_by_id_within_bounds() -> None:
+    """The newest and the lately asked for."""
+    plans = Plans(limit_bytes=250)
+    plans.put("a", b"x" * 100)
+    plans.put("a", b"x" * 100)
+    plans.put("b", b"x" * 100)
+    assert plans.get("a") == b"x" * 100
+    plans.put("c", b"x" * 100)
+    with pytest.raises(PlanNotFound) as caught:
+        plans.get("b")
+    assert caught.value.field == "plan_id"
+    assert plans.get("a")
+    assert plans.get("c")

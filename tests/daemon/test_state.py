@@ -1,0 +1,118 @@
+"""The world is swapped as a whole, and only for a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veloxquant.config import Config
+from veloxquant.daemon.state import State, moved
+from veloxquant.local import World
+from veloxquant.planner.snapshot import NoRecords, Snapshot
+from veloxquant.profiles import HardwareProfile
+
+GIB = 2**30
+MACHINE = HardwareProfile(
+    chip="Apple M2", total_memory_bytes=16 * GIB, active_bytes=4 * GIB, available_bytes=12 * GIB, mlx_version="0.32.4"
+)
+
+
+def world(**snapshot: Any) -> World:
+    """A world without methods."""
+    return World(config=Config(), snapshot=Snapshot(hardware=MACHINE, offers=(), **snapshot), loaded=None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def heard() -> list[frozenset[str]]:
+    """Topics a listener was told."""
+    return []
+
+
+@pytest.fixture
+def state(heard: list[frozenset[str]]) -> State:
+    """A state with a listener."""
+    state = State(world(generation=7))
+    state.on_change(heard.append)
+    return state
+
+
+def test_new_records_are_a_new_generation(state: State, heard: list[frozenset[str]]) -> None:
+    """The old world is untouched, for the answers still being made from it."""
+    before = state.world
+    records = NoRecords()
+    state.use_records(records)
+    assert state.world.snapshot.records is records
+    assert (state.generation, before.snapshot.generation) == (8, 7)
+    assert heard == [{"generation", "records"}]
+
+
+def test_the_same_records_change_nothing(state: State, heard: list[frozenset[str]]) -> None:
+    """A look that found nothing new."""
+    state.use_records(state.world.snapshot.records)
+    assert (state.generation, heard) == (7, [])
+
+
+def test_a_reload_goes_on_counting(state: State, heard: list[frozenset[str]]) -> None:
+    """Whatever generation the new world was built with."""
+    state.use_world(world(generation=0))
+    assert state.generation == 8
+    assert heard == [{"generation", "records", "methods", "hardware"}]
+
+
+def test_warnings_are_told_once(state: State, heard: list[frozenset[str]]) -> None:
+    """Set, set again, changed, cleared, cleared again; the generation stays, for plans do not change."""
+    for text in ("a", "a", "b", None, None):
+        state.warn("records", text)
+    assert heard == [{"warnings"}] * 3
+    assert (state.warnings, state.generation) == ({}, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "material"),
+    [
+        ({}, False),
+        ({"sources": {"chip": "elsewhere"}}, False),
+        ({"available_bytes": 12 * GIB - 16 * GIB // 100}, False),  # exactly one hundredth of the total
+        ({"available_bytes": 12 * GIB - 16 * GIB // 100 - 1}, True),
+        ({"active_bytes": 4 * GIB + 16 * GIB // 50}, True),
+        ({"active_bytes": None}, True),
+        ({"working_set_bytes": 11 * GIB}, True),
+        ({"mlx_version": "0.33.0"}, True),
+        ({"total_memory_bytes": 32 * GIB}, True),
+    ],
+)
+def test_what_moves_the_generation(state: State, change: dict[str, Any], *, material: bool) -> None:
+    """Memory by more than a hundredth of the total; anything else at all, but not where a figure is from."""
+    assert state.use_hardware(msgspec.structs.replace(MACHINE, **change)) is material
+    assert state.generation == 7 + material
+
+
+def test_slow_drift_is_noticed(state: State) -> None:
+    """Small steps are measured from what answers are made of, not from each other."""
+    step = GIB // 20
+    moves = [
+        state.use_hardware(msgspec.structs.replace(MACHINE, available_bytes=12 * GIB - step * number))
+        for number in range(1, 41)
+    ]
+    assert sum(moves) >= 5
+    shown = state.world.snapshot.hardware.available_bytes
+    assert shown is not None
+    assert abs(shown - 10 * GIB) <= 0.01 * 16 * GIB
+
+
+def test_without_a_total_any_step_counts() -> None:
+    """There is nothing to take a share of."""
+    machine = HardwareProfile(available_bytes=5)
+    assert moved(machine, HardwareProfile(available_bytes=6))
+    assert not moved(machine, machine)
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40))
+def test_moving_is_symmetric(before: int, after: int) -> None:
+    """Freed memory is as material as memory taken."""
+    first, second = (msgspec.structs.replace(MACHINE, available_bytes=size) for size in (before, after))
+    assert moved(first, second) == moved(second, first)
