@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
@@ -33,7 +34,7 @@ class Terminal:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal without × or ✓ shows ? and does not end us
-        pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+        pairs = itertools.pairwise(arguments)
         color = next((value for flag, value in pairs if flag == "--color"), "auto")
         color = next((one.partition("=")[2] for one in arguments if one.startswith("--color=")), color)
         return cls(sys.stdout, sys.stderr, json="--json" in arguments, color=color, quiet="--quiet" in arguments)
