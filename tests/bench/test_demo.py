@@ -87,6 +87,7 @@ def test_a_daemon_that_cannot_start_says_why() -> None:
 def test_a_daemon_stops_clean() -> None:
     """A session's daemon answers, stops with exit code 0 and takes its socket with it."""
     with session.private_home() as home, session.running(home) as daemon:
-        assert daemon.client().ping().pid == daemon.process.pid
+        with daemon.client() as client:
+            assert client.ping().pid == daemon.process.pid
         assert daemon.stop() == 0
         assert not home.socket.exists()
