@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,13 @@ import pytest
 DATA = Path(__file__).parent.parent / "data"
 
 
+@pytest.fixture(scope="session")
 def published() -> dict[str, dict[str, Any]]:
     """tests/data/model_configs.json by model name."""
     return {entry["model"]: entry for entry in json.loads((DATA / "model_configs.json").read_text())["models"]}
 
 
+@pytest.fixture(scope="session")
 def recorded() -> dict[str, dict[str, Any]]:
     """Runs of tests/data/mlx_lm_archs.json, named by architecture and number."""
     archs = json.loads((DATA / "mlx_lm_archs.json").read_text())["archs"]
@@ -24,9 +25,9 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def llama_8b() -> dict[str, Any]:
+def llama_8b(published: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The published config of Llama-3.1-8B."""
-    return dict(published()["meta-llama/Meta-Llama-3.1-8B"]["config"])
+    return dict(published["meta-llama/Meta-Llama-3.1-8B"]["config"])
 
 
 @pytest.fixture
@@ -47,7 +48,5 @@ def tiny() -> dict[str, Any]:
 
 @pytest.fixture
 def factories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process and workers import engine_factory."""
-    here = str(Path(__file__).parent)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))))
+    """Let this process, and workers it starts, import engine_factory."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)

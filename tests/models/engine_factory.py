@@ -50,6 +50,27 @@ class Careless(Quantized):
         return super().declared_bytes(*args) - 1
 
 
+class Slotted(Quantized):
+    """Its caches have slots in the place of a __dict__."""
+
+    def build(self, *args: Any) -> Any:
+        """A thin shell around a QuantizedKVCache."""
+        return _Shell(super().build(*args))
+
+
+class _Shell:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> Any:
+        return self.inner.update_and_fetch(keys, values)
+
+
 class Deadly(Quantized):
     """Ends or stops the process for the labels that say so, and is like Quantized for the others."""
 
@@ -79,6 +100,11 @@ def careless() -> Quantized:
 def deadly() -> Quantized:
     """The one that ends processes."""
     return Deadly()
+
+
+def slotted() -> Quantized:
+    """The one whose caches cannot be given attributes."""
+    return Slotted()
 
 
 def noisy() -> Quantized:

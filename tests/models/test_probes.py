@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -38,6 +40,9 @@ GEMMA4 = {
 }
 """Ten layers, every second one full; the last four share K and V, so layers 4 and 5 are the donors."""
 
+_ARCHS = json.loads((Path(__file__).parent.parent / "data" / "mlx_lm_archs.json").read_text())["archs"]
+CONFIGS: dict[str, dict[str, Any]] = {name: arch["runs"][0]["config"] for name, arch in _ARCHS.items() if arch["runs"]}
+
 DEEPSEEK = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
 
 
@@ -51,15 +56,6 @@ def probe(config: Mapping[str, Any], *, bits: int = 8, group: int = 32, factory:
 def reasons(found: Probe) -> dict[int, str]:
     """Why each kept layer is kept."""
     return {kept.index: kept.reason for kept in found.kept}
-
-
-def config_of(name: str) -> dict[str, Any]:
-    """The config of a recorded run."""
-    import json
-    from pathlib import Path
-
-    archs = json.loads((Path(__file__).parent.parent / "data" / "mlx_lm_archs.json").read_text())["archs"]
-    return dict(archs[name]["runs"][0]["config"])
 
 
 def test_every_layer_of_a_plain_model_is_packed(tiny: dict[str, Any]) -> None:
@@ -83,7 +79,7 @@ def test_without_sharing_every_full_layer_is_packed() -> None:
 
 def test_attention_sinks_refuse_every_full_layer() -> None:
     """gpt-oss passes sinks to attention, which mlx-lm's quantized attention refuses."""
-    found = probe(config_of("gpt_oss"))
+    found = probe(CONFIGS["gpt_oss"])
     assert found.packed == ()
     assert "sinks" in str(found.refused)
     assert set(reasons(found).values()) == {"sinks", "window"}
@@ -91,7 +87,7 @@ def test_attention_sinks_refuse_every_full_layer() -> None:
 
 def test_latents_keep_the_engines_cache() -> None:
     """DeepSeek-V3 reads latents outside the attention call; the engine's own error is the answer."""
-    found = probe({**config_of("deepseek_v3"), **DEEPSEEK})
+    found = probe({**CONFIGS["deepseek_v3"], **DEEPSEEK})
     assert found.packed == ()
     assert set(reasons(found).values()) == {"latent"}
     assert "swapaxes" in str(found.refused)
@@ -99,14 +95,14 @@ def test_latents_keep_the_engines_cache() -> None:
 
 def test_attention_written_by_hand_refuses_every_layer() -> None:
     """gemma-2 soft-caps its scores itself, on raw arrays."""
-    found = probe(config_of("gemma2"))
+    found = probe(CONFIGS["gemma2"])
     assert found.packed == ()
     assert set(reasons(found).values()) == {"engine_error"}
 
 
 def test_layers_with_an_attention_of_their_own_are_kept_one_by_one() -> None:
     """phi-3-small alternates block-sparse attention on raw arrays with plain attention."""
-    found = probe(config_of("phi3small"))
+    found = probe(CONFIGS["phi3small"])
     assert found.packed == (1, 3)
     assert reasons(found) == {0: "engine_error", 2: "engine_error"}
 
@@ -124,7 +120,7 @@ def test_layers_with_an_attention_of_their_own_are_kept_one_by_one() -> None:
 )
 def test_layers_that_are_no_plain_growing_cache_keep_the_engines(name: str, packed: int, kept: set[str]) -> None:
     """Windows, states, latents and mixtures stay what they are, each with its word."""
-    found = probe(config_of(name))
+    found = probe(CONFIGS[name])
     assert len(found.packed) == packed
     assert set(reasons(found).values()) == kept
 
@@ -146,7 +142,7 @@ def test_bytes_must_be_the_declared_ones_to_the_byte(tiny: dict[str, Any]) -> No
 
 def test_a_probe_leaves_the_model_as_it_was(tiny: dict[str, Any]) -> None:
     """A probe that fails in the middle changes nothing for the next one."""
-    config = config_of("gpt_oss")
+    config = CONFIGS["gpt_oss"]
     prober = Prober(
         engine.build(config, "float16"), tracing.trace(config, "float16"), load_factory("engine_factory:quantized")
     )
@@ -174,7 +170,7 @@ def test_a_builder_that_wants_to_exit_keeps_the_engines_caches(tiny: dict[str, A
 
 def test_many_layers_failing_alike_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three failures in the same words and the last layer alone stand for 24 layers: at most 5 calls of the model."""
-    config = {**config_of("gemma2"), "num_hidden_layers": 24}
+    config = {**CONFIGS["gemma2"], "num_hidden_layers": 24}
     profile, model = tracing.trace(config, "float16"), engine.build(config, "float16")
     calls = []
     monkeypatch.setattr(
@@ -192,3 +188,12 @@ def test_nothing_is_evaluated(llama_8b: dict[str, Any]) -> None:
     mx.reset_peak_memory()
     assert len(probe(llama_8b).packed) == 32
     assert mx.get_peak_memory() < 64 * 2**20
+
+
+def test_a_cache_with_slots_is_probed_like_any_other(tiny: dict[str, Any]) -> None:
+    """Following the calls must not need an attribute of its own on the method's cache."""
+    prober = Prober(
+        engine.build(tiny, "float16"), tracing.trace(tiny, "float16"), load_factory("engine_factory:slotted")
+    )
+    found = prober.probe(ProbeRequest(method="q", label="q", params={"bits": 8, "group": 32}))
+    assert found.packed == (0, 1, 2, 3)

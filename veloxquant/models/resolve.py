@@ -152,8 +152,15 @@ def _snapshot(home: Path) -> Path | None:
     named = home / "snapshots" / revision
     if _REVISION.fullmatch(revision) and (named / "config.json").is_file():
         return named
-    found = [config for config in (home / "snapshots").glob("*/config.json") if config.is_file()]
-    return max(found, key=lambda config: (config.stat().st_mtime_ns, config.parent.name)).parent if found else None
+    found = [path for path in (home / "snapshots").glob("*/config.json") if path.is_file()]
+    return max(found, key=lambda path: (_changed_ns(path), path.parent.name)).parent if found else None
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it went away while we looked
+        return 0
 
 
 def _folder(folder: Path, name: str, field: str) -> ModelSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from veloxquant.models.bounded import Outcome
     from veloxquant.profiles.model import ModelProfile
 
-_ARGV = (sys.executable, "-P", "-m", "veloxquant.models.trace_worker")
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from veloxquant.models.trace_worker.__main__ import main; main()"
+)
+"""The worker sees the packages this process sees, installed or not."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _CPU_SLACK_S = 10
 
@@ -62,7 +67,7 @@ def trace(request: TraceRequest, *, timeout_s: float) -> Trace:
 def _ask(request: TraceRequest, timeout_s: float) -> Trace:
     limited = msgspec.structs.replace(request, cpu_limit_s=int(timeout_s) + _CPU_SLACK_S)
     outcome = bounded.run(
-        _ARGV,
+        (sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)),
         request=msgspec.json.encode(limited) + b"\n",
         timeout_s=timeout_s,
         memory_limit_bytes=request.memory_limit_bytes,

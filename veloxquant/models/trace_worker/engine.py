@@ -6,18 +6,20 @@ import difflib
 import importlib
 import pkgutil
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 
 from veloxquant.models.exchange import TRACE_RUNS, FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MISSING = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: (.*)")
 _LONGEST_TEXT = 400
+
+_T = TypeVar("_T")
 
 
 class EngineRefused(Exception):
@@ -64,14 +66,19 @@ def call(model: Any, caches: list[Any], runs: Iterable[tuple[int, int]]) -> None
             model(mx.zeros((1, tokens), mx.int32), cache=caches)
 
 
-def traced_caches(model: Any, config: Mapping[str, Any]) -> list[Any]:
-    """The engine's own caches after the calls of a trace. Raises EngineRefused for whatever the engine raises."""
+def traced_caches(model: Any, config: Mapping[str, Any], look: Callable[[list[Any]], _T]) -> tuple[list[Any], _T]:
+    """The engine's own caches after the calls of a trace, and what `look` saw in them after the prefill call.
+
+    Raises EngineRefused for whatever the engine raises.
+    """
     try:
         caches = fresh_caches(model)
-        call(model, caches, TRACE_RUNS)
+        call(model, caches, TRACE_RUNS[:1])
+        seen = look(caches)
+        call(model, caches, TRACE_RUNS[1:])
     except BaseException as error:
         raise _refused(error, config) from error
-    return caches
+    return caches, seen
 
 
 def sentence(error: BaseException) -> str:

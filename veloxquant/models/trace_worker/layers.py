@@ -23,13 +23,28 @@ _KINDS: Mapping[str, PartKind] = {
 _ENGINE_MODULE = "mlx_lm.models.cache"
 
 
-def read(caches: Sequence[Any], config: Mapping[str, Any]) -> tuple[CacheLayer, ...]:
+def read(caches: Sequence[Any], after_prefill: Sequence[int], config: Mapping[str, Any]) -> tuple[CacheLayer, ...]:
     """One CacheLayer for each entry of the engine's cache list, after the calls of a trace.
 
-    Raises EngineRefused naming a cache class whose growth is not known, or one that does not grow by its rule.
+    `after_prefill` is what `state_bytes` gave before the single-token calls. Raises EngineRefused naming a cache class
+    whose growth is not known, one that does not grow by its rule, or a state that grows at all.
     """
+    grown = [
+        index for index, (was, now) in enumerate(zip(after_prefill, state_bytes(caches), strict=True)) if was != now
+    ]
+    if grown:
+        raise EngineRefused(
+            "not_supported", f"the recurrent state of layer {grown[0]} changes its size with each token"
+        )
     rank = fields.whole(config, ("kv_lora_rank",))
     return tuple(_layer(index, cache, rank) for index, cache in enumerate(caches))
+
+
+def state_bytes(caches: Sequence[Any]) -> list[int]:
+    """Bytes of the recurrent states in each entry of the cache list."""
+    return [
+        sum(held_bytes(inner) for inner in _flat(cache) if type(inner).__name__ == "ArraysCache") for cache in caches
+    ]
 
 
 def _layer(index: int, cache: Any, rank: int | None) -> CacheLayer:

@@ -6,6 +6,7 @@ runs or nothing is packed. In the run that passes, each packed cache must hold e
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -188,7 +189,8 @@ class _Following:
 
     def __enter__(self) -> Self:
         for index, cache in self._caches.items():
-            cache.update_and_fetch = self._noting(index, cache.update_and_fetch)
+            with contextlib.suppress(AttributeError, TypeError):  # a class with slots cannot be followed
+                cache.update_and_fetch = self._noting(index, cache.update_and_fetch)
         for cls in self._classes:
             if "__call__" in vars(cls):
                 self._originals[cls] = cls.__call__
@@ -199,7 +201,8 @@ class _Following:
         for cls, original in self._originals.items():
             setattr(cls, "__call__", original)  # noqa: B010 -- as above
         for cache in self._caches.values():
-            del cache.update_and_fetch
+            with contextlib.suppress(AttributeError):
+                del cache.update_and_fetch
 
     def _noting(self, index: int, update: Any) -> Any:
         def noted(*args: Any, **options: Any) -> Any:

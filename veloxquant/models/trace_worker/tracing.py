@@ -50,8 +50,8 @@ def trace(config: Mapping[str, Any], dtype: str) -> ModelProfile:
     """What the engine says of a config: layers from its own caches, cost from its own weights. Raises EngineRefused."""
     model = engine.build(config, dtype)
     with parameters.watching() as seen:
-        caches = engine.traced_caches(model, config)
-    found = layers.read(caches, config)
+        caches, states = engine.traced_caches(model, config, layers.state_bytes)
+    found = layers.read(caches, states, config)
     blocks = getattr(model, "layers", None)
     count = len(blocks) if blocks is not None else fields.whole(config, fields.NUMBER_OF_LAYERS) or len(found)
     shared, notes = _without_cache(config, count - len(found))
