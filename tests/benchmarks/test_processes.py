@@ -66,6 +66,24 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Waits for it: from then on the program is at work."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line
+    return line
+
+
+def rest(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """All it says until it ends. Not by `communicate`, which would lose what `readline` has buffered."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        said = process.stdout.read(), process.stderr.read()
+    process.wait()
+    return said
+
+
 def test_processes_that_add_at_once_lose_nothing(directory: Path, in_index: InIndex) -> None:
     """4 processes with 100 records each, two readers reloading: 400 in directory and index, none torn."""
     readers = [start(READ, directory, 400) for _ in range(2)]
@@ -107,10 +125,9 @@ def test_removing_during_adds_resurrects_nothing(db: BenchmarkDatabase) -> None:
     """A process that still has a removed record in memory does not bring it back."""
     gone = db.add("fp16", "m/gone", context_length=1).id
     other = start(ADD, db.storage_dir, "m/kept", 40)
-    first = other.stdout.readline() if other.stdout else ""
-    assert first
+    first = first_line(other)
     db.remove(gone)
-    out, err = other.communicate(timeout=60)
+    out, err = rest(other)
     assert (other.returncode, err) == (0, "")
     assert set(BenchmarkDatabase(db.storage_dir).records) == {first.strip(), *out.split()}
 
@@ -122,12 +139,11 @@ def test_a_killed_holder_of_the_lock_blocks_nobody(db: BenchmarkDatabase) -> Non
         "with StoreLock(Path(sys.argv[1]) / '.lock').held(): print('held', flush=True); time.sleep(100)"
     )
     holder = start(script, db.storage_dir)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
+    assert first_line(holder) == "held\n"
     adding = threading.Thread(target=lambda: db.add("fp16", "m/x", context_length=1))
     adding.start()
     holder.kill()
-    holder.communicate()
+    rest(holder)
     adding.join(20)
     assert len(db) == 1
 
@@ -138,11 +154,10 @@ def test_kill_9_at_random_moments(directory: Path, temporaries: Callable[[Path],
     expected: dict[str, float] = {}
     for round_number in range(30):
         process = start(MIXED, directory, round_number)
-        assert process.stdout is not None
-        first = process.stdout.readline()
+        first = first_line(process)
         time.sleep(dice.uniform(0, 0.06))
         os.kill(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
+        out, err = rest(process)
         assert err == ""
         doubtful = follow(expected, first + out)
         db = BenchmarkDatabase(directory)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,6 @@ from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Fill = Callable[..., list[str]]
 
@@ -208,7 +208,7 @@ def test_a_reload_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, mon
     db.load()
     before, reads = db.records, []
     really = folder.read_small
-    monkeypatch.setattr(folder, "read_small", lambda path: reads.append(path.name) or really(path))
+    monkeypatch.setattr(folder, "read_small", lambda path: reads.append(Path(path).name) or really(path))
     db.load()
     assert reads == []
     path = db.records_dir / f"{first}.json"

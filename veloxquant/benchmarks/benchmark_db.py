@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -110,7 +111,9 @@ class BenchmarkDatabase:
         store = self._store
         with store.lock.threads():
             self._check_folder()
+            began = time.monotonic()
             strays = store.refresh()
+            store.index.rest(time.monotonic() - began)
             stale = index.is_stale(index.read(store.index_path), store.folder)
             strays = strays or self._strays_beside_index()
         if strays:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from contextlib import suppress
@@ -93,6 +94,7 @@ class RecordFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._path = str(path)
         self.records: dict[str, BenchmarkRecord] = {}
         self.changes: list[Change] = []
         """What changed for users since the owner last emptied it; complete even when an operation failed half-way."""
@@ -179,7 +181,7 @@ class RecordFolder:
         """What is in a file now, None when there is none. Where the content is `old`'s, so is the record."""
         now = time.time_ns()
         try:
-            data, seen = read_small(self.path / name)
+            data, seen = read_small(os.path.join(self._path, name))  # noqa: PTH118 -- half the cost of a Path, 100,000 times
         except FileNotFoundError:
             return None
         except Unreadable as error:

@@ -72,8 +72,14 @@ class IndexWriter:
             raise
         finally:
             self._writing_thread = None
-            ended = time.monotonic()
-            self._next_at = ended + max(INTERVAL_S, COST_MULTIPLE * (ended - started))
+            spent_s = time.monotonic() - started
+            self._next_at = time.monotonic() + max(INTERVAL_S, COST_MULTIPLE * spent_s)
+
+    def rest(self, spent_s: float) -> None:
+        """A look at the directory took this long, and a write would too: where that is much, it waits."""
+        pause_s = COST_MULTIPLE * spent_s
+        if pause_s > INTERVAL_S:
+            self._next_at = max(self._next_at, time.monotonic() + pause_s)
 
     def close(self) -> None:
         """Write what is due. Safe at interpreter exit and twice."""

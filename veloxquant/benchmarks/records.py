@@ -99,7 +99,8 @@ class BenchmarkRecord:
         for required in ("id", "method", "model_id"):
             if required not in data:
                 raise invalid(required, None, "there", "every record has an id, a method and a model_id")
-        known = {name: data[name] for name in _FIELD_NAMES if name in data}
+        known = {name: value for name, value in data.items() if name in _FIELD_SET}
+        unknown = {} if len(known) == len(data) else {key: data[key] for key in data if key not in _FIELD_SET}
         for name in _REPEATED:
             if type(known.get(name)) is str:
                 known[name] = sys.intern(known[name])
@@ -109,7 +110,6 @@ class BenchmarkRecord:
         if isinstance(known.get("tags"), list):
             known["tags"] = list(known["tags"])
         record = cls(**known)
-        unknown = {key: value for key, value in data.items() if key not in _FIELD_NAMES}
         if unknown or unknown_workload:
             record.__dict__["_unknown"] = (unknown, unknown_workload)
         check_types(record)
@@ -154,6 +154,7 @@ class BenchmarkRecord:
 
 _NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
 _FIELD_NAMES = tuple(f.name for f in fields(BenchmarkRecord))
+_FIELD_SET = frozenset(_FIELD_NAMES)
 # Words that most records share; kept once in memory.
 _REPEATED = ("method", "model_id", "architecture", "chip", "mlx_version", "macos_version", "source")
 
@@ -165,8 +166,8 @@ def _read_workload(data: Any) -> tuple[WorkloadProfile, dict[str, Any]]:
     if not isinstance(data, dict):
         raise invalid("workload", data, "a JSON object", "give context_length, batch_size and so on")
     # The type is part of the key, as True, 1 and 1.0 are equal to a cache.
-    known = tuple((key, type(value), value) for key, value in sorted(data.items()) if key in _WORKLOAD_FIELDS)
-    unknown = {key: value for key, value in data.items() if key not in _WORKLOAD_FIELDS}
+    known = tuple([(key, type(value), value) for key, value in data.items() if key in _WORKLOAD_FIELDS])
+    unknown = {} if len(known) == len(data) else {key: data[key] for key in data if key not in _WORKLOAD_FIELDS}
     try:
         return _workload(known), unknown
     except (TypeError, msgspec.ValidationError) as error:

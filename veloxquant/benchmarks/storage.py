@@ -160,7 +160,7 @@ def why_not(status: os.stat_result) -> str | None:
     return None
 
 
-def read_small(path: Path) -> tuple[bytes, Signature]:
+def read_small(path: str) -> tuple[bytes, Signature]:
     """Content and signature of a record file.
 
     Raises FileNotFoundError, and Unreadable for anything that is not a small regular file we may read.
