@@ -107,7 +107,7 @@ def test_records_is_a_copy(db: BenchmarkDatabase, fill: Fill) -> None:
     """Changing the mapping does not change the store."""
     fill(db, 1)
     db.records.clear()
-    assert len(db) == 1
+    assert len(db.records) == 1
 
 
 def test_a_model_gives_architecture_and_size(db: BenchmarkDatabase) -> None:
@@ -125,7 +125,7 @@ def test_another_mlx_version_does_not_erase_a_measurement(db: BenchmarkDatabase)
         assert db.records[record.id].throughput_tok_s == speed
     kept = {r.mlx_version: r.throughput_tok_s for r in BenchmarkDatabase(db.storage_dir).records.values()}
     assert kept == {"0.32.4": 3.0, "0.31.2": 4.0}
-    assert len(db) == 2
+    assert len(db.records) == 2
 
 
 @pytest.mark.parametrize("context", [0, -1, 2**40, 1.5, "4096", None])
@@ -135,6 +135,21 @@ def test_add_names_the_field_it_refuses(db: BenchmarkDatabase, context: Any) -> 
         db.add("fp16", "m/x", context_length=context)
     assert caught.value.field == "context_length"
     assert not db.storage_dir.exists()
+
+
+@pytest.mark.parametrize("tags", ["fast", 7, [1], {"a": 1}])
+def test_tags_are_a_list_of_words(db: BenchmarkDatabase, tags: Any) -> None:
+    """With a model, too, which may add one of its own."""
+    model = ModelProfile(model_id="m/x", num_parameters=5)
+    with pytest.raises(RecordInvalid) as caught:
+        db.add("fp16", "m/x", context_length=1, tags=tags, model=model)
+    assert caught.value.field == "tags"
+
+
+def test_upsert_takes_records_only(db: BenchmarkDatabase) -> None:
+    """Not their JSON form."""
+    with pytest.raises(RecordInvalid, match="BenchmarkRecord"):
+        db.upsert(BenchmarkRecord("x", "fp16", "m/x").to_dict())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["method", "model_id", "chip"])

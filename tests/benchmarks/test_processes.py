@@ -31,11 +31,11 @@ READ = """
 import sys
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 db, seen = BenchmarkDatabase(sys.argv[1]), 0
-while len(db) < int(sys.argv[2]):
+while len(db.records) < int(sys.argv[2]):
     db.load()
     assert not db.skipped, db.skipped
-    assert len(db) >= seen
-    seen = len(db)
+    assert len(db.records) >= seen
+    seen = len(db.records)
 """
 # Each acknowledgement is printed after the call returned: "+ id speed" for a record stored, "- id" for one removed.
 MIXED = """
@@ -145,7 +145,7 @@ def test_a_killed_holder_of_the_lock_blocks_nobody(db: BenchmarkDatabase) -> Non
     holder.kill()
     rest(holder)
     adding.join(20)
-    assert len(db) == 1
+    assert len(db.records) == 1
 
 
 def test_kill_9_at_random_moments(directory: Path, temporaries: Callable[[Path], list[Path]]) -> None:

@@ -216,4 +216,4 @@ def test_a_record_that_could_not_be_read_back_is_not_written(db: BenchmarkDataba
     with pytest.raises(RecordInvalid) as caught:
         db.add("fp16", "m/x", context_length=1, tags=["long" * 20_000])
     assert caught.value.field == "tags"
-    assert len(db) == 0
+    assert len(db.records) == 0

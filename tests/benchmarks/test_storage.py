@@ -83,7 +83,7 @@ def test_a_write_that_the_system_cuts_off(
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "db = BenchmarkDatabase(sys.argv[1])\n"
         "try: db.add('fp16', 'm/new', context_length=1)\n"
-        "except StoreUnavailable as error: print(len(db), error.message)"
+        "except StoreUnavailable as error: print(len(db.records), error.message)"
     )
     command = [sys.executable, "-c", script, str(db.storage_dir)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

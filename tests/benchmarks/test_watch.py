@@ -130,7 +130,7 @@ def test_what_happened_before_the_start_is_seen(directory: Path, started: Start)
     BenchmarkDatabase(directory).add("fp16", "m/x", context_length=1)
     seen.watcher.start()
     try:
-        assert seen.until(lambda: len(seen.database) == 1)
+        assert seen.until(lambda: len(seen.database.records) == 1)
     finally:
         seen.watcher.stop()
 
@@ -284,7 +284,7 @@ def test_a_burst_is_exact_in_the_end(directory: Path, started: Start) -> None:
     seen = started(directory, **EVENTS_ONLY)
     for number in range(1000):
         publish(directory, f"r{number}")
-    assert seen.until(lambda: len(seen.database) == 1000)
+    assert seen.until(lambda: len(seen.database.records) == 1000)
     assert seen.calls < 200
 
 

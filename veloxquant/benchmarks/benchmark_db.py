@@ -23,8 +23,8 @@ from veloxquant.benchmarks.matching import THRESHOLD
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordGroups, RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
-from veloxquant.benchmarks.storage import list_folder, make_folder, reaching
-from veloxquant.benchmarks.validation import check_types
+from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching
+from veloxquant.benchmarks.validation import check_types, invalid
 from veloxquant.errors import InvalidParams, RecordInvalid, StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
@@ -47,6 +47,7 @@ class _Store:
         self.folder = RecordFolder(directory / index.RECORDS)
         self.index = IndexWriter(self.write_index)
         self.groups: RecordGroups | None = None
+        self._compared: tuple[Signature | None, int] | None = None
 
     def write_index(self) -> None:
         """Make the index say what the folder holds, other processes' records included. Raises StoreUnavailable."""
@@ -61,6 +62,14 @@ class _Store:
             return self.folder.refresh()
         finally:
             self.settle()
+
+    def index_is_stale(self) -> bool:
+        """Whether the index says something else than the folder; False as well where that was already found."""
+        seen = (index.stamp(self.index_path), self.folder.version)
+        if seen == self._compared:
+            return False
+        self._compared = seen
+        return index.is_stale(index.read(self.index_path), self.folder)
 
     def settle(self) -> None:
         """Hand what changed to the groups that matching uses."""
@@ -114,7 +123,7 @@ class BenchmarkDatabase:
             began = time.monotonic()
             strays = store.refresh()
             store.index.rest(time.monotonic() - began)
-            stale = index.is_stale(index.read(store.index_path), store.folder)
+            stale = store.index_is_stale()
             strays = strays or self._strays_beside_index()
         if strays:
             with suppress(StoreUnavailable), store.lock.held():
@@ -195,6 +204,8 @@ class BenchmarkDatabase:
 
     def upsert(self, record: BenchmarkRecord) -> BenchmarkRecord:
         """Insert a record, or replace the one of its id. Raises RecordInvalid naming the field."""
+        if not isinstance(record, BenchmarkRecord):
+            raise invalid("record", record, "a BenchmarkRecord", "build one, or use add()")
         check_types(record)
         with self._store.lock.held():
             self._put(record)
@@ -260,17 +271,15 @@ class BenchmarkDatabase:
             with reaching(self.records_dir, "create"):
                 make_folder(self.records_dir)
             store.refresh()
-            for record_id in list(store.folder.records):
-                self._delete(record_id)
+            try:
+                store.folder.delete_all()
+            finally:
+                store.settle()
         store.index.flush()
 
     def close(self) -> None:
         """Bring the index up to date if it is behind. Called by itself when the object goes and at exit."""
         self._store.index.close()
-
-    def __len__(self) -> int:
-        """How many records can be used."""
-        return len(self._store.folder.records)
 
     def _put(self, record: BenchmarkRecord) -> None:
         store = self._store
@@ -313,8 +322,9 @@ def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> Benchmark
     fields["tags"] = list(tags) if isinstance(tags, (list, tuple)) else ([] if tags is None else tags)
     if fields["architecture"] is None:
         fields["architecture"] = UNKNOWN if model is None else model.architecture
-    if model is not None and model.num_parameters and named_parameters(str(fields["model_id"])) is None:
-        fields["tags"].append(f"{PARAMETERS_TAG}{model.num_parameters}")
+    size = model.num_parameters if model is not None else None
+    if size and named_parameters(str(fields["model_id"])) is None and isinstance(fields["tags"], list):
+        fields["tags"].append(f"{PARAMETERS_TAG}{size}")
     if fields["workload"] is None:
         fields["workload"] = _workload_of(fields["context_length"], fields["batch_size"])
     key = (fields["method"], fields["model_id"], fields["context_length"], fields["batch_size"], fields["chip"])

@@ -60,7 +60,7 @@ def encode(record: BenchmarkRecord) -> bytes:
     """The record as it stands on disk. Raises RecordInvalid when it would be too large to be read back."""
     try:
         data = json.dumps(record.to_dict(), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("record", record.id, "made of finite numbers and text in UTF-8", str(error)) from error
     if len(data) > MAX_RECORD_BYTES:
         longest = max(record.to_dict().items(), key=lambda item: len(repr(item[1])))[0]
@@ -98,6 +98,8 @@ class RecordFolder:
         self.records: dict[str, BenchmarkRecord] = {}
         self.changes: list[Change] = []
         """What changed for users since the owner last emptied it; complete even when an operation failed half-way."""
+        self.version = 0
+        """Higher after every change."""
         self._files: dict[str, RecordFile] = {}
         self._names: dict[str, list[str]] = {}
 
@@ -131,15 +133,11 @@ class RecordFolder:
             self._look(name)
             if number > 0 and name not in self._files:
                 break
-        names = list(self._names.get(record_id, ()))
-        with reaching(self.path, "delete from"):
-            for name in names:
-                with suppress(FileNotFoundError):
-                    (self.path / name).unlink()
-                self._replace(name, None)
-            if names:
-                flush_folder(self.path)
-        return bool(names)
+        return self._unlink(list(self._names.get(record_id, ())))
+
+    def delete_all(self) -> None:
+        """Delete the files of all records in the mirror, and nothing else."""
+        self._unlink([name for names in self._names.values() for name in names])
 
     def find(self, record_id: str) -> BenchmarkRecord | None:
         """The record of this id as its own file has it now, whatever other processes did."""
@@ -160,6 +158,16 @@ class RecordFolder:
         for record_id, names in self._names.items():
             reasons |= dict.fromkeys(names[1:], f"it has the id {record_id}, which {names[0]} has too")
         return dict(sorted(reasons.items()))
+
+    def _unlink(self, names: list[str]) -> bool:
+        with reaching(self.path, "delete from"):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    (self.path / name).unlink()
+                self._replace(name, None)
+            if names:
+                flush_folder(self.path)
+        return bool(names)
 
     def _was_edited(self, record_id: str, record: BenchmarkRecord) -> bool:
         name = self.file_name(record_id)
@@ -223,6 +231,7 @@ class RecordFolder:
         else:
             self.records[record_id] = after
         if before is not after:
+            self.version += 1
             self.changes.append((before, after))
 
     def _name_for(self, record_id: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant.benchmarks.storage import write_atomically
+from veloxquant.benchmarks.storage import Signature, signature, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,14 @@ def entries(folder: RecordFolder) -> dict[str, dict[str, str]]:
         }
         for record_id, record in sorted(folder.records.items())
     }
+
+
+def stamp(path: Path) -> Signature | None:
+    """What tells that the index is still the one that was read."""
+    try:
+        return signature(path.stat())
+    except OSError:
+        return None
 
 
 def read(path: Path) -> dict[str, Any] | None:

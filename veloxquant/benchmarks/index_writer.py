@@ -69,6 +69,7 @@ class IndexWriter:
             self.problem = None
         except StoreUnavailable as error:
             self.problem = error.message
+            self._due = True
             raise
         finally:
             self._writing_thread = None

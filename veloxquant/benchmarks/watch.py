@@ -208,11 +208,13 @@ class Watcher:
         if moved or not self._events_arrive():
             self._disarm()
             self._note(self._arm())
+            if self._stopping:
+                self._disarm()
         return changed
 
     def _events_arrive(self) -> bool:
         observer = self._observer
-        return observer is not None and observer.is_alive() and all(each.is_alive() for each in observer.emitters)
+        return observer is not None and observer.is_alive() and all(each.is_alive() for each in list(observer.emitters))
 
     def _arm(self) -> str | None:
         """Ask the system for events; the reason where it gives none."""
@@ -229,7 +231,7 @@ class Watcher:
             observer.start()
         except Exception as error:  # noqa: BLE001 -- a fence: each system's layer raises errors of its own
             with suppress(Exception):
-                observer.unschedule_all()
+                observer.stop()
             return f"the system gives no events: {error}"
         self._observer = observer
         return None if self._seen.records is not None else f"there is no folder {self._root / RECORDS}"
