@@ -179,7 +179,7 @@ def test_whatever_the_daemon_does_the_call_ends_typed(path: Path, behaviour: Cal
 def test_a_daemon_that_does_not_even_read_is_given_up(path: Path) -> None:
     """Sending is under the same limit as waiting: a full socket buffer does not hold the caller."""
     read_on = threading.Event()
-    with scripted.daemon(path, lambda connection: read_on.wait(10) and None), client(path, timeout_s=0.4) as asking:
+    with scripted.daemon(path, lambda _connection: read_on.wait(10) and None), client(path, timeout_s=0.4) as asking:
         with pytest.raises(NotAnswering, match="in time"):
             asking._door().exchange(b"x" * 4_000_000 + b"\n", time.monotonic() + 0.4)
         read_on.set()
