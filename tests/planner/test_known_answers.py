@@ -1,5 +1,7 @@
 """Answers that follow by arithmetic from published model configs; the working set is always given."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -33,7 +35,7 @@ PUBLISHED = {
 }
 
 
-def test_llama_at_32k_keeps_the_engine_cache():
+def test_llama_at_32k_keeps_the_engine_cache() -> None:
     """4.5 GiB of weights and 4.0 GiB of 16-bit cache fit a working set of 11.8 GiB with a tenth to spare."""
     answer = ask(llama_8b(), MAC_16, context_length=32768)
     assert answer.decision == "keep_fp16"
@@ -41,7 +43,7 @@ def test_llama_at_32k_keeps_the_engine_cache():
     assert answer.chosen.memory.stored_bytes == 4 * GIB
 
 
-def test_llama_at_128k_is_packed_to_four_bits_with_a_quality_warning():
+def test_llama_at_128k_is_packed_to_four_bits_with_a_quality_warning() -> None:
     """Only 4 bits fit beside the weights; the figure above the soft floor is said, and so is the best 8-bit context."""
     answer = ask(llama_8b(), MAC_16, context_length=131072)
     assert answer.decision == "quantize"
@@ -55,7 +57,7 @@ def test_llama_at_128k_is_packed_to_four_bits_with_a_quality_warning():
     assert (at_longest.decision, beyond.decision) == ("quantize", "no_fit")
 
 
-def test_llama_at_128k_sets_a_smaller_prefill_step():
+def test_llama_at_128k_sets_a_smaller_prefill_step() -> None:
     """At step 2048 one score matrix takes 32 x 2048 x 131072 x 2 bytes = 16 GiB; the plan sets a step that fits."""
     answer = ask(llama_8b(), MAC_16, context_length=131072)
     step = answer.chosen.cache_config["prefill_step_size"]
@@ -66,21 +68,21 @@ def test_llama_at_128k_sets_a_smaller_prefill_step():
 
 
 @pytest.mark.parametrize(("label", "gib"), [("fp16", 16.0), ("affine8-g64", 8.5), ("affine4-g64", 4.5)])
-def test_llama_at_128k_stored_bytes(label, gib):
+def test_llama_at_128k_stored_bytes(label: str, gib: float) -> None:
     """2 x 32 layers x 8 heads x 128 x 131072 tokens at 16, 8.5 and 4.5 bits."""
     answer = ask(llama_8b(), mac(128), context_length=131072, max_kl=10)
     assert candidate(answer, label).memory.stored_bytes == gib * GIB
 
 
 @pytest.mark.parametrize(("label", "key"), [("affine8-g64", "mlx_q8_g64"), ("affine4-g64", "mlx_q4_g64")])
-def test_llama_at_32k_packed_bytes_as_published_arithmetic_has_them(label, key):
+def test_llama_at_32k_packed_bytes_as_published_arithmetic_has_them(label: str, key: str) -> None:
     """The packed sizes agree with figures computed elsewhere from the same config."""
     answer = ask(llama_8b(), mac(128), context_length=32768, max_kl=10)
     expected = PUBLISHED["meta-llama/Meta-Llama-3.1-8B"][f"{key}_bytes_at_32768"]
     assert candidate(answer, label).memory.stored_bytes == expected
 
 
-def test_qwen25_keys_stay_at_eight_bits():
+def test_qwen25_keys_stay_at_eight_bits() -> None:
     """The family rule rejects keys under 8 bits with its source; the 16-bit cache is 28 x 4 x 128 x 4 x 32768 bytes."""
     answer = ask(qwen25_7b(), mac(32), context_length=32768, objective="memory")
     assert all(c.label == "fp16" or c.label.startswith("affine8") for c in every(answer))
@@ -90,7 +92,7 @@ def test_qwen25_keys_stay_at_eight_bits():
     assert answer.chosen.memory.fp16_bytes == 1.75 * GIB
 
 
-def test_a_record_of_the_model_itself_lifts_the_family_rule():
+def test_a_record_of_the_model_itself_lifts_the_family_rule() -> None:
     """Somebody measured 0.01 nats with 4-bit keys on this very Qwen2.5: the measurement counts."""
     seen = record("affine4-g64", model_id="Qwen/Qwen2.5-7B", architecture="qwen2", tags=["kl_mean=0.01"])
     answer = ask(qwen25_7b(), mac(32), context_length=8192, objective="memory", records=[(0.9, seen)])
@@ -99,14 +101,14 @@ def test_a_record_of_the_model_itself_lifts_the_family_rule():
     assert answer.chosen.quality.evidence.record_ids == (seen.id,)
 
 
-def test_a_record_of_another_qwen_does_not_lift_the_family_rule():
+def test_a_record_of_another_qwen_does_not_lift_the_family_rule() -> None:
     """Only the very model counts."""
     seen = record("affine4-g64", model_id="Qwen/Qwen2.5-7B-Instruct", architecture="qwen2", tags=["kl_mean=0.01"])
     answer = ask(qwen25_7b(), mac(32), context_length=8192, objective="memory", records=[(0.9, seen)])
     assert rejection(answer, "affine4-g64").reason == "family_rule"
 
 
-def test_deepseek_keeps_its_latents():
+def test_deepseek_keeps_its_latents() -> None:
     """61 x (512 + 64) x 2 = 70,272 bytes a token; the quantizer is refused by the trace in the engine's words."""
     answer = ask(deepseek_v3(refused="'list' has no swapaxes"), mac(512, 400), context_length=100_000)
     assert answer.decision == "nothing_to_quantize"
@@ -118,14 +120,14 @@ def test_deepseek_keeps_its_latents():
     assert "swapaxes" in rejection(answer, "affine4-g64").detail
 
 
-def test_deepseek_without_a_trace_keeps_its_latents_too():
+def test_deepseek_without_a_trace_keeps_its_latents_too() -> None:
     """A latent part is never packed on the method's word alone."""
     answer = ask(deepseek_v3(), mac(512, 400), context_length=1000, on_offer=offers(Own(), Packed(groups=(64,))))
     assert answer.decision == "nothing_to_quantize"
     assert "latent" in rejection(answer, "affine4-g64").detail
 
 
-def test_hybrid_counts_growth_and_state_apart():
+def test_hybrid_counts_growth_and_state_apart() -> None:
     """Qwen3.5-27B: 16 layers x 4 heads x 256 x 2 x 2 bytes = 65,536 bytes a token, 2.0 GiB at 32k, states beside."""
     answer = ask(qwen35_27b(state_bytes=1000), mac(64), context_length=32768)
     memory, found = answer.chosen.memory, answer.chosen.layers
@@ -135,7 +137,7 @@ def test_hybrid_counts_growth_and_state_apart():
     assert memory.fixed_bytes == answer.model["layers"]["state_bytes"] == 48 * 1000
 
 
-def test_phi3_takes_groups_that_divide_its_width():
+def test_phi3_takes_groups_that_divide_its_width() -> None:
     """Heads of 96: groups of 64 and 128 do not divide, 32 does; 2 x 32 x 32 x 96 x 2 = 393,216 bytes a token."""
     answer = ask(phi3_mini(), mac(64), context_length=4096, max_kl=10)
     assert {r.label for r in answer.rejected if r.reason == "width_not_divisible"} == {
@@ -146,7 +148,7 @@ def test_phi3_takes_groups_that_divide_its_width():
     assert candidate(answer, "fp16").memory.bytes_per_token == 393_216
 
 
-def test_windows_stay_and_growing_layers_are_packed():
+def test_windows_stay_and_growing_layers_are_packed() -> None:
     """4 of 24 layers grow: they are packed, the 20 windows keep 512 slots of 2 x 4 x 256 x 2 bytes each."""
     answer = ask(windowed(), mac(64), context_length=32769, max_kl=10)
     packed = candidate(answer, "affine4-g64")
@@ -158,7 +160,7 @@ def test_windows_stay_and_growing_layers_are_packed():
     assert packed.engine_settings is None, "mlx-lm's own flag raises on a window"
 
 
-def test_a_record_wins_over_the_trace():
+def test_a_record_wins_over_the_trace() -> None:
     """237 KB a token measured where the trace says 27: the record is used and named, and the fitting context falls."""
     # 27 KiB a token: 1 layer x 27 heads x 256 x 2 x 2 bytes; the reserve leaves 10 GiB.
     profile = model([kv(27, 256)], model_id="test/small", weights_bytes=0)
@@ -176,7 +178,7 @@ def test_a_record_wins_over_the_trace():
     assert ratio == pytest.approx(237 / 27, rel=0.02)
 
 
-def test_weights_that_do_not_fit_are_no_cache_choice():
+def test_weights_that_do_not_fit_are_no_cache_choice() -> None:
     """8 billion parameters in 16 bit on an 8 GB Mac: the shortfall, not a cache."""
     weights = 2 * 8_030_261_248
     answer = ask(llama_8b(weights_bytes=weights), mac(8, 5.33), context_length=4096)
@@ -187,7 +189,7 @@ def test_weights_that_do_not_fit_are_no_cache_choice():
     assert "raise_working_set" not in codes(answer.suggestions), "no limit below 8 GiB would hold 15 GiB"
 
 
-def test_plenty_of_memory_changes_nothing():
+def test_plenty_of_memory_changes_nothing() -> None:
     """512 GB at a context of 1k: do nothing."""
     answer = ask(llama_8b(), mac(512, 400), context_length=1024)
     assert answer.decision == "keep_fp16"

@@ -177,7 +177,7 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
 
 def bytes_per_token(shape: Shape) -> float:
     """Growth with one more token of one sequence once windows are full, slack left out."""
-    return sum(term.count * term.slot_bytes for term in shape.terms if term.grows)
+    return float(sum(term.count * term.slot_bytes for term in shape.terms if term.grows))
 
 
 def measured_bytes_per_token(measured: Measured, traced: float) -> float:
