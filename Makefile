@@ -1,5 +1,5 @@
 # Works with GNU make 3.81 (the one macOS ships) and newer. Needs nothing but Python 3.11 or newer.
-#   make PYTHON=/path/to/python3.12 ...   another interpreter
+#   make PYTHON=/path/to/python3.12 ...   another interpreter, for an environment that is not there yet
 #   make VENV=.venv-3.12 ...              another environment beside the first
 
 VENV ?= .venv

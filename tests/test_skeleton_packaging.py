@@ -126,6 +126,13 @@ def test_make_uses_nothing_that_old_make_lacks() -> None:
         assert "=" not in old
 
 
+def test_make_runs_only_what_is_there() -> None:
+    """Every script that a target runs is in the tree."""
+    scripts = set(re.findall(r"bench/\w+\.py", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    assert {script for script in scripts if not (ROOT / script).is_file()} == set()
+    assert "bench/demo.py" in scripts
+
+
 def test_ci_runs_exactly_make_test() -> None:
     """CI and a contributor run the same word."""
     script = ROOT / ".ci" / "run"
