@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _HOME_VARIABLES = {
     "HOME": "home",
@@ -21,7 +24,7 @@ _HOME_VARIABLES = {
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A private folder whose path is short enough for a Unix socket (pytest's own is not on macOS)."""
-    folder = Path(tempfile.mkdtemp(prefix="vq", dir="/tmp"))  # noqa: S108 -- short on purpose, 0700 by mkdtemp
+    folder = Path(tempfile.mkdtemp(prefix="vq", dir="/tmp"))  # short on purpose, 0700 by mkdtemp
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
