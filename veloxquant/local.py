@@ -192,11 +192,12 @@ def _engine_version(engine: EngineParams | None, profile: ModelProfile) -> str |
 
 
 def _method_names(names: Sequence[str] | None, world: World) -> tuple[str, ...] | None:
-    """Names that exist, ready or fenced; the planner reports a fenced one with its reason."""
+    """Names of methods or labels of variants that exist, ready or fenced; the planner gives a fenced one's reason."""
     if names is None:
         return None
-    known = known_names(world)
+    labels = {variant.label for _, variant in world.loaded.variants}
+    known = sorted({*known_names(world), *labels})
     for name in names:
         if name not in known:
-            raise no_such_method(name, world, field="methods")
+            raise no_such_method(name, known, field="methods")
     return tuple(names)

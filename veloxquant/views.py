@@ -9,7 +9,7 @@ from veloxquant.hardware.overrides import with_overrides
 from veloxquant.wire.answers import MethodList, MethodRow, RecordPage, SkippedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
@@ -25,7 +25,7 @@ def methods(params: MethodsParams, world: World) -> MethodList:
     rows = [_ready(method, world) for method in world.loaded.methods if method.name not in fenced]
     rows += [_fenced(name, reason, world) for name, reason in fenced.items()]
     if params.name is not None and params.name not in known_names(world):
-        raise no_such_method(params.name, world, field="name")
+        raise no_such_method(params.name, known_names(world), field="name")
     shown = tuple(row for row in rows if params.name in (None, row.name))
     return MethodList(generation=world.snapshot.generation, methods=shown)
 
@@ -63,11 +63,10 @@ def records(
     )
 
 
-def no_such_method(name: str, world: World, *, field: str) -> MethodNotFound:
-    """The error for a name that is neither ready nor fenced, with the names that come close."""
+def no_such_method(name: str, known: Sequence[str], *, field: str) -> MethodNotFound:
+    """The error for a name that is not among `known`, with those that come close."""
     import difflib
 
-    known = known_names(world)
     close = difflib.get_close_matches(name, known, n=2)
     return MethodNotFound(
         f"no method is named {name!r}",

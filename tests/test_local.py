@@ -1,0 +1,192 @@
+"""The composition root: what it gives each room, and what it refuses before a plan is made."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from veloxquant import local, views
+from veloxquant._fallback import LocalPlanner
+from veloxquant.config import Config, load
+from veloxquant.errors import EngineUnavailable, InvalidParams, MethodNotFound, ModelNotFound
+from veloxquant.methods.plugin import Quarantined
+from veloxquant.methods.registry import Loaded
+from veloxquant.planner.snapshot import NoRecords
+from veloxquant.profiles import HardwareProfile, ModelProfile
+from veloxquant.wire.messages import PlanParams, convert_params
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAC = HardwareProfile(chip="Apple M2", generation=2, tier="base", gpu_cores=10, total_memory_bytes=16 * 2**30)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def asked(**params: Any) -> PlanParams:
+    """Typed params of a plan for the tiny config."""
+    typed = convert_params("plan", {"model": {"config": CONFIG}, **params})
+    assert isinstance(typed, PlanParams)
+    return typed
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    """The installed methods, and one that is fenced off."""
+    from veloxquant.methods import registry
+
+    found = registry.load()
+    fenced = Quarantined("foo", "veloxquant-foo", "import failed")
+    return Loaded(found.methods, found.variants, (*found.quarantined, fenced), found.fingerprint, found.sources)
+
+
+@pytest.fixture
+def world(loaded: Loaded) -> local.World:
+    """A Mac without records."""
+    return local.open_world(Config(), hardware=MAC, records=NoRecords(), loaded=loaded)
+
+
+PROFILE = ModelProfile(model_id="tiny", engine_version="0.32.2")
+
+
+def test_a_world_holds_what_it_is_given(loaded: Loaded) -> None:
+    """Generation, source, machine and reserve go into the snapshot as they are."""
+    config = load(flags={"planner.reserve_bytes": "1GiB"})
+    made = local.open_world(config, generation=7, source="daemon", hardware=MAC, records=NoRecords(), loaded=loaded)
+    shot = made.snapshot
+    assert (shot.generation, shot.source, shot.hardware, shot.reserve_bytes) == (7, "daemon", MAC, 2**30)
+    assert {offer.method.name for offer in shot.offers} == {"fp16", "affine"}
+    assert [(one.name, one.reason) for one in shot.quarantined] == [("foo", "import failed")]
+
+
+def test_a_disabled_method_is_not_offered_and_says_so(loaded: Loaded) -> None:
+    """It stays known by name, with the reason."""
+    config = load(flags={"methods.disabled": ["affine"]})
+    made = local.open_world(config, hardware=MAC, records=NoRecords(), loaded=loaded)
+    assert {offer.method.name for offer in made.snapshot.offers} == {"fp16"}
+    assert ("affine", "disabled in the configuration") in [(q.name, q.reason) for q in made.snapshot.quarantined]
+    listed = views.methods(convert_params("methods", {"name": "affine"}), made).methods
+    assert [(row.state, row.reason) for row in listed] == [("quarantined", "disabled in the configuration")]
+
+
+def test_unreadable_records_are_done_without(
+    short_folder: Path, loaded: Loaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file where the directory should be costs the records, not the plan, and is logged."""
+    (short_folder / "file").write_text("")
+    config = load(flags={"records.directory": str(short_folder / "file")})
+    with caplog.at_level(logging.WARNING):
+        made = local.open_world(config, hardware=MAC, loaded=loaded)
+    assert isinstance(made.snapshot.records, NoRecords)
+    assert "planning without records" in caplog.text
+
+
+def test_overrides_make_another_machine(world: local.World) -> None:
+    """Without overrides the snapshot's machine stands; with them the request has its own."""
+    assert local.request(asked(), PROFILE, world).hardware is None
+    other = local.request(asked(hardware={"working_set_bytes": 2**33}), PROFILE, world).hardware
+    assert other is not None
+    assert (other.working_set_bytes, other.chip) == (2**33, "Apple M2")
+
+
+def test_the_engine_is_the_installed_one(world: local.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version is refused naming both, and so is any when mlx-lm is missing; none asked is none refused."""
+    monkeypatch.setattr("veloxquant.models.profile.engine_version", lambda: "0.32.2")
+    assert local.request(asked(engine={"name": "mlx-lm"}), PROFILE, world).engine_version == "0.32.2"
+    assert local.request(asked(engine={"version": "0.32.2"}), PROFILE, world).engine_version == "0.32.2"
+    with pytest.raises(EngineUnavailable, match=r"0\.31\.0 was asked for and mlx-lm 0\.32\.2 is installed") as caught:
+        local.request(asked(engine={"version": "0.31.0"}), PROFILE, world)
+    assert caught.value.field == "engine.version"
+    assert "mlx-lm==0.31.0" in caught.value.hint
+    monkeypatch.setattr("veloxquant.models.profile.engine_version", lambda: None)
+    with pytest.raises(EngineUnavailable, match="no mlx-lm is installed"):
+        local.request(asked(engine={"name": "mlx-lm"}), PROFILE, world)
+    assert local.request(asked(), PROFILE, world).engine_version == "0.32.2"
+
+
+@pytest.mark.parametrize("name", ["affine", "fp16", "affine4-g64", "foo"])
+def test_names_that_exist_are_taken(world: local.World, name: str) -> None:
+    """A method, a variant's label, and a fenced method, whose reason the plan then gives."""
+    assert local.request(asked(methods=[name]), PROFILE, world).methods == (name,)
+
+
+@pytest.mark.parametrize(("name", "hint"), [("afine", "affine"), ("affine4-64", "affine4-g64"), ("fo", "foo")])
+def test_names_that_do_not_exist_are_refused(world: local.World, name: str, hint: str) -> None:
+    """With the name that comes close."""
+    with pytest.raises(MethodNotFound) as caught:
+        local.request(asked(methods=[name]), PROFILE, world)
+    assert hint in caught.value.hint
+    assert caught.value.field == "methods"
+
+
+def test_a_trace_is_bounded_and_kept_where_the_configuration_says(
+    short_folder: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limits, folder, method set and the dotted name of the factory reach the models room."""
+    given: dict[str, Any] = {}
+
+    def record(source: Any, **settings: Any) -> ModelProfile:
+        given.update(settings)
+        return PROFILE
+
+    monkeypatch.setattr("veloxquant.models.profile.profile", record)
+    config = load(flags={"trace.cache_directory": str(short_folder / "t"), "trace.timeout_s": "5s"})
+    world = local.open_world(config, hardware=MAC, records=NoRecords(), loaded=loaded)
+    assert local.trace_profile(local.model_source(asked(), world), world) is PROFILE
+    assert given == {
+        "probes": loaded.probes(),
+        "factory": "veloxquant.methods.worker:load",
+        "fingerprint": loaded.fingerprint,
+        "cache_dir": short_folder / "t",
+        "timeout_s": 5.0,
+        "memory_limit_bytes": 2 * 2**30,
+    }
+
+
+def test_a_fallback_plans_within_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace gets what is left of the caller's limit, and never more than the configuration allows."""
+    seen: list[float] = []
+
+    def open_world(config: Config, **_settings: Any) -> Any:
+        seen.append(config.trace.timeout_s)
+        raise ModelNotFound("far enough")
+
+    monkeypatch.setattr(local, "open_world", open_world)
+    for left_s in (3.5, 300.0):
+        with pytest.raises(ModelNotFound):
+            LocalPlanner(Config()).answer("plan", {"model": {"id": "a/b"}}, left_s)
+    assert seen == [3.5, 20.0]
+
+
+def test_a_fallback_checks_params_as_the_daemon_does() -> None:
+    """The same refusal, field and all."""
+    with pytest.raises(InvalidParams) as caught:
+        LocalPlanner(Config()).answer("plan", {"model": {"id": "a/b"}, "workload": {"objective": "speed"}}, 5.0)
+    assert caught.value.field == "workload.objective"
+
+
+def test_a_fallback_shows_the_records(short_folder: Path) -> None:
+    """Records are read from the directory itself, the skipped ones with their reasons."""
+    from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+
+    directory = short_folder / "records"
+    database = BenchmarkDatabase(directory)
+    database.add(method="fp16", model_id="tiny", context_length=4096, memory_bytes=5, throughput_tok_s=2.0, chip="M2")
+    database.close()
+    (directory / "records" / "bad.json").write_text("{")
+    planner = LocalPlanner(load(flags={"records.directory": str(directory)}))
+    page = planner.answer("records", {"skipped": True}, 5.0)
+    assert [(one["method"], one["model_id"]) for one in page.records] == [("fp16", "tiny")]
+    assert (page.total, page.skipped_total) == (1, 1)
+    assert page.skipped[0].file.endswith("bad.json")
+    assert planner.answer("records", {"method": "affine4-g64"}, 5.0).total == 0
