@@ -10,6 +10,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from daemon_kit import TINY_LLAMA, Daemon, Wire, wait_for
 
@@ -68,11 +69,12 @@ def test_a_request_that_takes_too_long_is_given_up(start: Callable[..., Daemon])
     daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "0.1"}).ready()
     wire = daemon.connect()
     wire.send(slow_question(1))
-    wait_for(lambda: daemon.events("trace.started"), "the trace")
+    workers = wait_for(psutil.Process(daemon.process.pid).children, "the worker")
     daemon.signal(signal.SIGTERM)
     assert wire.closed()
     assert daemon.wait() == 0
     assert daemon.events("clients.abandoned")[0]["clients"] == 1
+    wait_for(lambda: not any(worker.is_running() for worker in workers), "the worker's end")
 
 
 def test_a_second_signal_ends_it_at_once(start: Callable[..., Daemon]) -> None:

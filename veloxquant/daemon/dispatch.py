@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CAPABILITIES = tuple(sorted(messages.PARAMS))
 """One for each call; later features get names of their own."""
 _REMEMBERED = ("plan", "fit")
+_UNREADABLE = "unreadable"
 
 
 class Dispatch:
@@ -58,17 +59,16 @@ class Dispatch:
     def answer(self, frame: bytes, client: Connection) -> bytes | Awaitable[bytes]:
         """The answer line, or a promise of it."""
         began = time.perf_counter()
+        request_id: int | str | None = None
+        method = _UNREADABLE
         try:
             envelope = messages.decode_envelope(frame)
+            request_id, method = envelope.id, envelope.method
+            result = self._result(method, bytes(envelope.params), client)
         except VeloxError as error:
-            return self._refuse(messages.salvage_id(frame), "unreadable", error, began)
-        method, raw = envelope.method, bytes(envelope.params)
-        try:
-            result = self._result(method, raw, client)
-        except VeloxError as error:
-            return self._refuse(envelope.id, method, error, began)
+            return self._refuse(messages.salvage_id(frame) if request_id is None else request_id, method, error, began)
         except Exception:  # noqa: BLE001 -- the fence: one bad answer must not end the connection
-            return self._refuse(envelope.id, method, _internal(method), began)
+            return self._refuse(request_id, method, _internal(method), began)
         if isinstance(result, Awaitable):
             return self._later(envelope.id, method, result, began)
         return self._finish(envelope.id, method, result, began)
@@ -111,7 +111,7 @@ class Dispatch:
 
     def _refuse(self, request_id: int | str | None, method: str, error: VeloxError, began: float) -> bytes:
         # An unknown call is counted under one name, so that no client can make the counts grow.
-        known = method if method in self._table else "unreadable"
+        known = method if method in self._table else _UNREADABLE
         self._house.counters.answered(known, time.perf_counter() - began)
         self._house.counters.errors[error.name] += 1
         return encode_error(request_id, error)

@@ -99,6 +99,7 @@ class Server:
 
     async def run(self, began: float, on_ready: Callable[[Server], None] | None, *, signals: bool) -> int:
         """Serve until asked to stop, then wind up; the exit status."""
+        self._loop.set_exception_handler(_log_failure)
         if signals:
             self._catch_signals()
         self.house.start()
@@ -176,7 +177,11 @@ class Server:
             return
         client = Connection(self.dispatch, other, self._timing.patience)
         self.house.clients.welcome(client)
-        await self._loop.connect_accepted_socket(lambda: client, connection)
+        try:
+            await self._loop.connect_accepted_socket(lambda: client, connection)
+        except OSError:  # gone again before we could listen
+            self.house.clients.leave(client)
+            connection.close()
 
     def _turn_away(self, connection: sockets.socket) -> None:
         log.event("client.turned_away", logging.WARNING, clients=len(self.house.clients))
@@ -223,6 +228,11 @@ class Server:
             async with asyncio.timeout(_CLOSE_S):
                 await self.house.close()
         log.event("daemon.stopped")
+
+
+def _log_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would print: into the log, with the error it is about."""
+    log.event("loop.failed", logging.ERROR, text=context.get("message"), error=repr(context.get("exception")))
 
 
 def _first_world(config: Config) -> tuple[World, RecordFeed]:
