@@ -89,20 +89,27 @@ class _Watched:
             for stream, event in self._streams():
                 os.set_blocking(stream, False)
                 selector.register(stream, event)
-            while True:
-                exited = self._exited()
-                for key, _ in selector.select(0 if exited else _LOOK_S):
-                    if not self._move(key.fd):
-                        selector.unregister(key.fd)
-                if exited:
-                    self._drain()
-                    return ""
-                if len(self.answer) > MAX_ANSWER_BYTES:
-                    return f"was ended after an answer of {MAX_ANSWER_BYTES} bytes"
-                if time.monotonic() > self.deadline:
-                    return f"was ended after {timeout_s:g} s"
-                if (held := self._resident_bytes()) > self.memory_limit_bytes:
-                    return f"was ended at {held} bytes of memory, the limit is {self.memory_limit_bytes}"
+            while not (exited := self._exited()) and not (past := self._past_limit(timeout_s)):
+                self._exchange(selector, _LOOK_S)
+            if not exited:
+                return past
+            self._exchange(selector, 0)
+        self._drain()
+        return ""
+
+    def _exchange(self, selector: selectors.BaseSelector, wait_s: float) -> None:
+        for key, _ in selector.select(wait_s):
+            if not self._move(key.fd):
+                selector.unregister(key.fd)
+
+    def _past_limit(self, timeout_s: float) -> str:
+        if len(self.answer) > MAX_ANSWER_BYTES:
+            return f"was ended after an answer of {MAX_ANSWER_BYTES} bytes"
+        if time.monotonic() > self.deadline:
+            return f"was ended after {timeout_s:g} s"
+        if (held := self._resident_bytes()) > self.memory_limit_bytes:
+            return f"was ended at {held} bytes of memory, the limit is {self.memory_limit_bytes}"
+        return ""
 
     def _streams(self) -> list[tuple[int, int]]:
         assert self.process.stdin is not None  # noqa: S101 -- both are pipes
