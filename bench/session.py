@@ -27,7 +27,6 @@ _FOLDERS = {
     "XDG_STATE_HOME": "state",
     "XDG_RUNTIME_DIR": "run",
 }
-_OURS = ("VELOXQUANT_SOCKET", "VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQUANT_RECORDS")
 
 
 class SessionError(Exception):
@@ -46,6 +45,11 @@ class Home:
         """Where the daemon listens."""
         return self.folder / "run" / "d.sock"
 
+    def adopt(self) -> None:
+        """Make this process live here too: settings of the user's are forgotten, folders of the user's not touched."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+
     @property
     def log(self) -> Path:
         """What the daemon wrote on its standard error."""
@@ -56,7 +60,7 @@ class Home:
 def private_home() -> Iterator[Home]:
     """Folders under /tmp, since a socket path may have 103 bytes on macOS; removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="vq-", dir="/tmp"))
-    environment = {name: value for name, value in os.environ.items() if name not in _OURS}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VELOXQUANT_")}
     for variable, name in _FOLDERS.items():
         (folder / name).mkdir(mode=0o700)
         environment[variable] = str(folder / name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import signal
 import socket
 import statistics
@@ -177,7 +176,7 @@ def median(readings: list[Reading], name: str) -> float:
 
 def soak(home: session.Home, minutes: float) -> list[str]:
     """Run, stop the daemon, and list what was wrong."""
-    os.environ.update(home.environment)
+    home.adopt()
     with session.running(home) as daemon:
         ask(daemon, new=False)(0)  # traced once, so that the load starts warm
         load = Load(home)

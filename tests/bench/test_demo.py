@@ -48,6 +48,7 @@ def test_a_wheel_that_is_not_one_ends_the_demo(tmp_path: Path) -> None:
         demo.DemoError("other bytes"),
         session.SessionError("it did not start"),
         NotRunning("nothing listens", hint="start the daemon"),
+        ZeroDivisionError("what nobody foresaw"),
     ],
 )
 def test_a_failing_step_is_named(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,8 +62,26 @@ def test_a_failing_step_is_named(error: Exception, capsys: pytest.CaptureFixture
 
     assert demo.attempt(run, step) == 1
     said = capsys.readouterr().err
-    assert f"FAILED in step 2 (second): {error}" in said
+    assert "FAILED in step 2 (second): " in said
+    assert str(error) in said
     assert getattr(error, "hint", "") in said
+
+
+def test_an_interrupt_is_no_failure_of_a_step() -> None:
+    """Control-C ends the demo with 130."""
+
+    def run() -> None:
+        raise KeyboardInterrupt
+
+    assert demo.attempt(run, demo.Steps(1)) == 130
+
+
+def test_a_session_forgets_the_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of ours reaches the daemon of a session but its socket."""
+    monkeypatch.setenv("VELOXQUANT_RECORDS", "/elsewhere")
+    with session.private_home() as home:
+        ours = {name for name in home.environment if name.startswith("VELOXQUANT_")}
+        assert ours == {"VELOXQUANT_SOCKET"}
 
 
 def test_a_home_is_private_and_goes() -> None:
