@@ -13,25 +13,23 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import session
 import smollm2
+from shown import describe, say, show_hardware, show_plan
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.errors import VeloxError
 from veloxquant.profiles import WorkloadProfile
-from veloxquant.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from veloxquant.client import Client
     from veloxquant.planner.result import Candidate, Plan
-    from veloxquant.profiles import HardwareProfile
 
 GIB = 2**30
 DATA = Path(__file__).parent / "data"
@@ -75,49 +73,6 @@ class Run:
     tokens_per_s: float
     prompt_tokens: int
     generated_tokens: int
-
-
-def say(text: str = "") -> None:
-    """One line, at once."""
-    print(text, flush=True)
-
-
-def show_hardware(machine: HardwareProfile) -> None:
-    """The machine, with the source of each figure that a plan leans on."""
-    size, source = machine.working_set_bytes, machine.sources.get("working_set_bytes", "")
-    working = f"not known ({source})" if size is None else f"{format_size(size)} ({source})"
-    total = machine.total_memory_bytes
-    say(f"  chip         {machine.chip} ({machine.sources.get('chip')})")
-    say(f"  memory       {'not known' if total is None else format_size(total)}")
-    say(f"  GPU may use  {working}")
-    say(f"  backend      {machine.backend}, mlx {machine.mlx_version}, mlx-lm {machine.mlx_lm_version}")
-    check(machine.mlx_version is not None, "the daemon does not see that mlx is installed")
-
-
-def show_plan(plan: Plan, title: str) -> None:
-    """What was chosen, what came next, what did not fit, and the first warning and suggestion."""
-    say(f"  {title}")
-    for label, candidate in (("chosen", plan.chosen), ("next", plan.alternatives[0] if plan.alternatives else None)):
-        if candidate is not None:
-            say(f"    {label:8} {describe(candidate)}")
-    short = [one for one in plan.rejected if one.short_by_bytes is not None]
-    for one in short[:2]:
-        say(f"    out      {one.label:14} {one.reason}, short by {format_size(one.short_by_bytes or 0)}")
-    others = Counter(one.reason for one in plan.rejected if one not in short[:2])
-    if others:
-        say(f"    others   {', '.join(f'{reason}: {count}' for reason, count in sorted(others.items()))}")
-    for note in (*plan.warnings[:2], *plan.suggestions[:1]):
-        say(f"    note     {note.text}")
-
-
-def describe(candidate: Candidate) -> str:
-    """One line: label, bytes, room left, speed with its source, quality."""
-    speed = candidate.speed.decode_tok_s
-    decode = "speed not known" if speed is None else f"{speed:.3g} tok/s ({candidate.speed.evidence.source})"
-    return (
-        f"{candidate.label:14} {format_size(candidate.memory.stored_bytes):>9} of cache, "
-        f"{format_size(candidate.fit.headroom_bytes):>9} left, {decode}, KL {candidate.quality.kl_mean:.2g}"
-    )
 
 
 def plan_llama(client: Client) -> None:
@@ -297,7 +252,9 @@ def demo(wheel: Path, cache: Path, step: Steps) -> None:
 def ask(daemon: session.Daemon, client: Client, folder: Path, step: Steps) -> None:
     """Everything that needs the daemon."""
     step("The machine it sees")
-    show_hardware(client.hardware())
+    machine = client.hardware()
+    show_hardware(machine)
+    check(machine.mlx_version is not None, "the daemon does not see that mlx is installed")
     step("Plans for a published config, nothing downloaded")
     plan_llama(client)
     step("Text with the planned cache")
