@@ -298,3 +298,25 @@ def test_a_cache_that_breaks_its_rule_is_refused_with_both_figures() -> None:
     cache.update_and_fetch(mx.zeros((1, 1, 300, 4)), mx.zeros((1, 1, 300, 4)))
     with pytest.raises(engine.EngineRefused, match=f"holds {512 * 32} bytes where its rule gives {256 * 32}"):
         layers.read([cache], [0], {})
+
+
+def test_a_model_without_layers_is_invalid() -> None:
+    """There is nothing to plan for."""
+    with pytest.raises(engine.EngineRefused, match="without layers"):
+        layers.read([], [], {})
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_checkpoint_quantized_by_the_engine_weighs_what_shapes_say(
+    tiny: dict[str, Any], tmp_path: Path, bits: int
+) -> None:
+    """mlx-lm quantizes and saves a model; its files hold the bytes that the trace finds without any file."""
+    from mlx_lm.utils import quantize_model, save_config, save_model
+
+    model, config = quantize_model(engine.build(tiny, "float16"), tiny, group_size=64, bits=bits)
+    save_model(tmp_path, model)
+    save_config(config, tmp_path / "config.json")
+    source = resolve(path=str(tmp_path))
+    assert source.weights is not None
+    assert (source.weights.dtype, source.weights.quantized) == ("float16", True)
+    assert source.weights.weights_bytes == tracing.trace(source.config, "float16").weights_bytes

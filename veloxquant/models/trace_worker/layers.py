@@ -36,6 +36,8 @@ def read(caches: Sequence[Any], after_prefill: Sequence[int], config: Mapping[st
         raise EngineRefused(
             "not_supported", f"the recurrent state of layer {grown[0]} changes its size with each token"
         )
+    if not caches:
+        raise EngineRefused("config_invalid", "the config describes a model without layers")
     rank = fields.whole(config, ("kv_lora_rank",))
     return tuple(_layer(index, cache, rank) for index, cache in enumerate(caches))
 
