@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import ChunkedKVCache, ConcatenateKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
 from veloxquant.profiles import CachePart
-from veloxquant.profiles.model import PartKind
 from veloxquant.profiles.slots import (
     bytes_per_token,
     chunked_peak_slots,
@@ -25,6 +24,9 @@ from veloxquant.profiles.slots import (
     window_peak_slots,
     window_slots,
 )
+
+if TYPE_CHECKING:
+    from veloxquant.profiles.model import PartKind
 
 Runs = list[tuple[int, int]]
 RUNS = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 12)), min_size=1, max_size=4)
