@@ -134,6 +134,8 @@ def test_sizes_may_come_from_the_profile_and_a_tag() -> None:
     assert matches(tagged[8 * 10**9], model=model) == [(0.75, "r")]
     assert matches(tagged[7 * 10**9], model=model) == []
     assert matches(record(model_id="org/Other-8B"), model=model) == [(0.75, "r")]
+    unsized = ModelProfile(model_id="local/mine", architecture="llama")
+    assert matches(record(model_id="org/Other-8B"), model=unsized) == []
 
 
 @pytest.mark.parametrize(("bytes_a_token", "stands_in"), [(131_072, True), (524_288, False), (32_768, False)])

@@ -16,6 +16,7 @@ import pytest
 from veloxquant.benchmarks import folder, storage
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
 from veloxquant.benchmarks.lock import StoreLock
+from veloxquant.benchmarks.storage import Signature
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -165,8 +166,13 @@ def test_a_lock_that_a_live_process_keeps(directory: Path) -> None:
         pass
 
 
-def test_an_edit_that_leaves_no_trace_in_the_stat_is_found(db: BenchmarkDatabase, fill: Fill) -> None:
-    """Same inode, same size, same mtime, soon after the first reading: the content decides."""
+def test_an_edit_that_leaves_no_trace_in_the_stat_is_found(
+    db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same inode, size and times, as within one tick of a coarse clock: the content decides."""
+    monkeypatch.setattr(
+        storage, "signature", lambda status: Signature(status.st_ino, status.st_size, status.st_mtime_ns, 0)
+    )
     (record_id,) = fill(db, 1, throughput_tok_s=11.5)
     path = db.records_dir / f"{record_id}.json"
     db.load()
