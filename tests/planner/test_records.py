@@ -57,6 +57,23 @@ def test_several_records_are_joined_by_lines_that_keep_the_fixed_part() -> None:
         assert set(own.memory.evidence.record_ids) == {r.id for _, r in seen}
 
 
+def test_slack_does_not_flatten_growth() -> None:
+    """Runs of 20 and 200 tokens hold 256 slots alike: that says nothing of growth, and the trace's is kept."""
+    seen = [(0.9, record("fp16", context_length=n, memory_bytes=256 * 131072)) for n in (20, 200)]
+    own = _own(*seen, context_length=1024)
+    assert own.memory.stored_bytes == 1024 * 131072
+
+
+def test_neighbouring_records_do_not_give_a_slope() -> None:
+    """8,192 and 8,704 tokens with a little noise between them: the longer one alone scales the trace."""
+    seen = [
+        (0.9, record("fp16", context_length=8192, memory_bytes=8192 * 131072)),
+        (0.9, record("fp16", context_length=8704, memory_bytes=8192 * 131072 + 1)),
+    ]
+    own = _own(*seen, context_length=65536)
+    assert own.memory.stored_bytes == pytest.approx(65536 * 131072 * 8192 / 8704)
+
+
 def test_our_own_runs_count_what_they_generated() -> None:
     """A run of 8192 + 256 tokens that held what the trace says agrees with the trace at every length."""
     workload = WorkloadProfile(context_length=8192, generation_length=256)

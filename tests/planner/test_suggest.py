@@ -93,3 +93,13 @@ def test_the_asked_context_is_never_changed() -> None:
     """Whatever is suggested, the plan is about what was asked."""
     answer = ask(llama_8b(), SMALL, context_length=500_000)
     assert answer.workload["context_length"] == 500_000
+
+
+def test_ceilings_that_keep_everything_out_are_named_with_what_would_do() -> None:
+    """Each value, asked for again, gives a plan."""
+    rough = ask(llama_8b(), SMALL, context_length=131072, max_kl=0.001)
+    value = _one(rough, "raise_max_kl").value
+    assert ask(llama_8b(), SMALL, context_length=131072, max_kl=value).decision == "quantize"
+    slow = ask(llama_8b(), SMALL, context_length=1024, max_latency_ms=1)
+    value = _one(slow, "raise_max_latency_ms").value
+    assert ask(llama_8b(), SMALL, context_length=1024, max_latency_ms=value).chosen is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.planner.evidence import evidence
-from veloxquant.planner.memory import bytes_per_token, measured_bytes_per_token, slots_held
+from veloxquant.planner.memory import bytes_per_token, slots_held
 from veloxquant.planner.result import Candidate, Evidence, Fit, Memory, MemoryTerm
 
 if TYPE_CHECKING:
@@ -36,12 +36,11 @@ def candidate(option: Option) -> Candidate:
 
 def _memory(option: Option) -> Memory:
     size, baseline = option.footprint, option.setting.baseline_footprint
-    traced = bytes_per_token(option.shape)
     return Memory(
         stored_bytes=size.stored,
         peak_bytes=size.peak,
         fixed_bytes=size.fixed,
-        bytes_per_token=traced if option.measured is None else measured_bytes_per_token(option.measured, traced),
+        bytes_per_token=bytes_per_token(option.shape, option.measured),
         fp16_bytes=baseline.stored,
         ratio=size.stored / baseline.stored if baseline.stored else 1.0,
         largest_buffer_bytes=size.largest_buffer,
@@ -58,7 +57,7 @@ def _memory_evidence(option: Option) -> Evidence:
         )
     if option.measured is not None:
         traced = bytes_per_token(option.shape)
-        measured = measured_bytes_per_token(option.measured, traced)
+        measured = bytes_per_token(option.shape, option.measured)
         notes.append(f"measured: {measured:,.0f} bytes a token; the arithmetic says {traced:,.0f}")
         return evidence("measured", option.measured_by, notes)
     confidence = model.confidence

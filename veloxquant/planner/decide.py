@@ -30,7 +30,9 @@ _Place = tuple[float, ...]
 
 def decide(fitting: Sequence[Option]) -> tuple[list[Option], list[Rejected]]:
     """The variants that keep within every ceiling, best first, and the others with the ceiling they miss."""
-    missed = {id(option): miss for option in fitting if (miss := _misses(option)) is not None}
+    missed = {
+        id(option): miss for option in fitting if (miss := misses_kl(option) or misses_latency(option)) is not None
+    }
     left = [option for option in fitting if id(option) not in missed]
     good = [option for option in left if not below_soft_floor(option)]
     if good:
@@ -82,23 +84,31 @@ def _time_step(option: Option) -> float:
     return math.floor(math.log(speed.high / own) / math.log(_TIME_STEP) + _STEADY)
 
 
-def _misses(option: Option) -> Rejected | None:
-    """The request's own ceiling that this variant misses, measured or estimated."""
-    workload, quality, speed = option.setting.workload, option.quality, option.speed
-    if workload.max_kl is not None and quality.kl_mean > workload.max_kl:
-        detail = f"{quality.kl_mean:.3g} nats a token ({quality.evidence.source}), max_kl is {workload.max_kl:g}"
-        return rejected(option.offer, "quality_below_floor", detail)
-    ceiling, figure = workload.max_latency_ms, speed.latency_ms_per_token
-    if ceiling is None or figure is None or speed.low is None:
+def misses_kl(option: Option) -> Rejected | None:
+    """The rejection of a variant that diverges by more than the request's hard floor."""
+    ceiling, quality = option.setting.workload.max_kl, option.quality
+    if ceiling is None or quality.kl_mean <= ceiling:
         return None
-    least = figure if speed.evidence.source == "measured" else speed.low
-    if least <= ceiling:
+    detail = f"{quality.kl_mean:.3g} nats a token ({quality.evidence.source}), max_kl is {ceiling:g}"
+    return rejected(option.offer, "quality_below_floor", detail)
+
+
+def misses_latency(option: Option) -> Rejected | None:
+    """The rejection of a variant that cannot keep within the request's latency; an estimate may straddle it."""
+    ceiling, least, speed = option.setting.workload.max_latency_ms, least_latency(option), option.speed
+    if ceiling is None or least is None or least <= ceiling:
         return None
     detail = (
-        f"{figure:.3g} ms a token ({speed.evidence.source}, {speed.low:.3g} to {speed.high:.3g}), "
+        f"{speed.latency_ms_per_token:.3g} ms a token ({speed.evidence.source}, {speed.low:.3g} to {speed.high:.3g}), "
         f"max_latency_ms is {ceiling:g}"
     )
     return rejected(option.offer, "too_slow", detail)
+
+
+def least_latency(option: Option) -> float | None:
+    """The time for a token that is held against the ceiling: as measured, or the low end of an estimate."""
+    speed = option.speed
+    return speed.latency_ms_per_token if speed.evidence.source == "measured" else speed.low
 
 
 def _soft_miss(option: Option) -> Rejected:

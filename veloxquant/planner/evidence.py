@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SAME_CONTEXT_RATIO = 1.1
 """Contexts closer than this are one context: a tenth of the cache is less than what one run differs from the next."""
 FEW_REPEATS = 3
+_APART = 1.25
+"""Lengths nearer than this say nothing about growth: what one run differs from the next would be the slope."""
 
 _REPEATS = re.compile(r"(?:repeats|runs|n)[=:](\d{1,6})")
 _KL = re.compile(r"kl(?:_mean)?[=:](\d{1,6}(?:\.\d{1,12})?(?:e-?\d{1,2})?)")
@@ -107,23 +109,26 @@ def measured_memory(
 ) -> tuple[Measured, tuple[Sighting, ...]] | None:
     """Stored bytes of one sequence by the records of this very model, at the lengths they were measured at.
 
-    One length gives the ratio of measured to traced growth; several give straight lines between them, made
-    non-decreasing since a cache does not shrink as it fills. None when no record has the figure.
+    One length gives the ratio of measured to traced growth beside the traced fixed part; several far enough apart give
+    straight lines between them, made non-decreasing since a cache does not shrink as it fills. None without a figure.
     """
-    best: dict[int, tuple[float, Sighting]] = {}
-    for one in usable:
-        size = _bytes_of(one.record, baseline)
-        if one.same_model and size:
-            best.setdefault(_tokens(one.record), (size, one))
-    if not best:
+    used: list[tuple[float, float, Sighting]] = []
+    fixed = 0.0
+    sized = [(one, size) for one in usable if one.same_model and (size := _bytes_of(one.record, baseline))]
+    # Longest first, best first of equals: of records too near to each other to give a slope the longest is kept.
+    for one, size in sorted(sized, key=lambda pair: -pair[0].context):
+        stored, fixed = _traced(one.record, shape)
+        if not used or (stored - fixed) * _APART <= used[-1][0]:
+            used.append((stored - fixed, size, one))
+    if not used:
         return None
-    lengths = sorted(best)
-    used = tuple(best[length][1] for length in lengths)
-    points, highest = [], 0.0
-    for length in lengths:
-        highest = max(highest, best[length][0])
-        points.append((length, highest))
-    return Measured(tuple(points), _scale(used[0].record, shape, points[0][1]) if len(points) == 1 else 1.0), used
+    used.reverse()
+    points = [(growth, size) for growth, size, _ in used]
+    if len(points) == 1 and points[0][0] > 0:
+        points.insert(0, (0.0, min(fixed, points[0][1])))
+    highest = [max(size for _, size in points[: i + 1]) for i in range(len(points))]
+    joined = tuple((growth, size) for (growth, _), size in zip(points, highest, strict=True))
+    return Measured(joined), tuple(one for _, _, one in used)
 
 
 def _bytes_of(record: BenchmarkRecord, baseline: Shape) -> float | None:
@@ -146,12 +151,6 @@ def _tokens(record: BenchmarkRecord) -> int:
         return tagged
     own_run = record.source != MANUAL and record.workload.context_length == record.context_length
     return record.context_length + (record.workload.generation_length if own_run else 0)
-
-
-def _scale(record: BenchmarkRecord, shape: Shape, size: float) -> float:
-    """Measured over traced growth of one sequence at the record's own length."""
-    stored, fixed = _traced(record, shape)
-    return max(0.0, size - fixed) / (stored - fixed) if stored > fixed else 1.0
 
 
 def _traced(record: BenchmarkRecord, shape: Shape) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import msgspec
 
 from veloxquant.planner import facts
 from veloxquant.planner.largest import largest_context
-from veloxquant.planner.memory import bytes_per_token, measured_bytes_per_token, with_sequences
+from veloxquant.planner.memory import bytes_per_token, with_sequences
 from veloxquant.planner.option import Option, consider
 from veloxquant.planner.result import Budget, Note, Rejected
 from veloxquant.planner.setting import set_up
@@ -82,12 +82,11 @@ def fit(request: PlanRequest, snapshot: Snapshot) -> FitTable:
 
 
 def _row(option: Option) -> FitRow:
-    traced = bytes_per_token(option.shape)
     return FitRow(
         method=option.offer.method.name,
         params=dict(sorted(option.offer.variant.params.items())),
         label=option.label,
-        bytes_per_token=traced if option.measured is None else measured_bytes_per_token(option.measured, traced),
+        bytes_per_token=bytes_per_token(option.shape, option.measured),
         kl_mean=option.quality.kl_mean,
         cells=tuple(_cell(option, slots) for slots in SLOTS),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from veloxquant.planner.memory import bytes_per_token, footprint, with_sequences
-from veloxquant.planner.setting import aligned, prefill_steps
+from veloxquant.planner.setting import ALIGNED, aligned, prefill_steps
 from veloxquant.profiles.workload import MAX_CONTEXT_TOKENS, MAX_ROWS
 
 if TYPE_CHECKING:
@@ -35,19 +36,60 @@ def _largest_context(
 ) -> int:
     kv_bytes, max_buffer = limits
     steps = tuple(reversed(prefill_steps(asked_step)))
-    settled = aligned(asked_step) and not any(term.part.kind in ("window", "chunked") for term in shape.terms)
+    settled_from = _settled_from(shape, asked_step)
 
-    def room_for(context: int) -> bool:
+    def margin(context: int) -> int:
+        """Bytes to spare at the first step that fits, below 0 by the least that is missing when none does."""
+        most = -(2**200)
         for step in steps:
             held = footprint(shape, context, generation, step, measured)
-            if held.peak <= kv_bytes and (max_buffer is None or held.largest_buffer <= max_buffer):
-                return True
-            if settled and held.stored > kv_bytes:
-                return False  # stored bytes do not depend on an aligned step
-        return False
+            spare = kv_bytes - held.peak
+            most = max(most, spare if max_buffer is None else min(spare, max_buffer - held.largest_buffer))
+            if most >= 0 or (held.stored > kv_bytes and context > settled_from):
+                return most
+        return most
 
-    growth = shape.sequences * bytes_per_token(shape)
-    return _last_true(room_for, int(kv_bytes / growth) if growth > 0 else MAX_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
+    return _last_with_room(margin, shape.sequences * bytes_per_token(shape, measured), generation)
+
+
+def _last_with_room(margin: Callable[[int], int], growth: float, generation: int) -> int:
+    """Largest context with a margin of 0 or more; 0 for none.
+
+    Bytes grow almost in proportion to length, so that a straight line finds the place; what is left is the slack of
+    the last 256 slots, so that probes are put where a block of slots ends.
+    """
+    low, high, at_low, at_high, turn = 0, MAX_CONTEXT_TOKENS + 1, 0, 0, 0
+    probe = MAX_CONTEXT_TOKENS
+    while high - low > 1:
+        spare = margin(probe)
+        if spare >= 0:
+            low, at_low = probe, spare
+        else:
+            high, at_high = probe, spare
+        turn += 1
+        if low == 0 and growth > 0:
+            probe = high + int(at_high / growth) - ALIGNED
+        elif low == 0 or turn % 3 == 0:
+            probe = (low + high) // 2
+        else:
+            probe = _block_end(low, low + (high - low) * at_low // (at_low - at_high), high, generation)
+        probe = min(max(probe, low + 1), high - 1)
+    return low
+
+
+def _block_end(low: int, guess: int, high: int, generation: int) -> int:
+    """The end of a block of slots near the guess, strictly between low and high where there is one."""
+    end = guess - (guess + generation) % ALIGNED
+    if low < end < high:
+        return end
+    return low + (ALIGNED - (low + generation) % ALIGNED if (low + generation) % ALIGNED else 1)
+
+
+def _settled_from(shape: Shape, asked_step: int) -> float:
+    """Context beyond which stored bytes do not depend on the prefill step: aligned steps and full windows."""
+    if not aligned(asked_step) or any(term.part.kind == "chunked" for term in shape.terms):
+        return math.inf
+    return max((term.part.window for term in shape.terms), default=0)
 
 
 def most_requests(shape: Shape, measured: Measured | None, room: Room, workload: WorkloadProfile) -> int:
@@ -60,20 +102,13 @@ def most_requests(shape: Shape, measured: Measured | None, room: Room, workload:
         sizes = (footprint(served, *lengths, step, measured) for step in steps)
         return any(fits(held, room, room.kv_bytes) for held in sizes)
 
-    return _last_true(room_for, 1, MAX_ROWS)
+    return _last_true(room_for, MAX_ROWS)
 
 
-def _last_true(holds: Callable[[int], bool], guess: int, top: int) -> int:
-    """Largest n in 1..top that holds, 0 for none, by widening around a guess and halving; `holds` falls once."""
+def _last_true(holds: Callable[[int], bool], top: int) -> int:
+    """Largest n in 1..top that holds, 0 for none, by halving; `holds` falls once."""
     low, high = 0, top + 1
-    at, stride = min(max(guess, 1), top), max(1, guess // 256)
     while high - low > 1:
-        if holds(at):
-            low = at
-            at = low + stride if high > top else (low + high) // 2
-        else:
-            high = at
-            at = high - stride if low == 0 else (low + high) // 2
-        stride *= 2 if low == 0 or high > top else 1
-        at = min(max(at, low + 1), high - 1)
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low

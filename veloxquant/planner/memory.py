@@ -84,14 +84,31 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Measured:
-    """Stored bytes of one sequence by measurement, in place of the arithmetic: points of (tokens, bytes), ascending.
+    """Stored bytes of one sequence by measurement: points of (bytes of growth by the arithmetic, bytes measured).
 
-    One point scales the traced growth; two or more are joined by straight lines, so that a fixed part stays fixed.
+    Ascending in both and joined by straight lines. Measuring against the arithmetic's growth instead of tokens keeps
+    slack out of the slope, and a fixed part fixed.
     """
 
-    points: tuple[tuple[int, float], ...]
-    scale: float
-    """Measured over traced growth at the single point."""
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def per_traced_byte(self) -> float:
+        """Measured bytes for each byte of growth by the arithmetic, at the longest lengths measured."""
+        return self._slope(len(self.points) - 1)
+
+    def stored(self, growth: float) -> float:
+        """Bytes of one sequence whose arithmetic says `growth` bytes beyond what is fixed."""
+        after = next((i for i, (x, _) in enumerate(self.points) if x >= growth), len(self.points) - 1)
+        after = max(after, min(1, len(self.points) - 1))
+        x, y = self.points[after]
+        return max(0.0, y + self._slope(after) * (growth - x))
+
+    def _slope(self, after: int) -> float:
+        if after == 0:
+            return 0.0
+        (x0, y0), (x1, y1) = self.points[after - 1], self.points[after]
+        return (y1 - y0) / (x1 - x0)
 
 
 def shape(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequences: int, batch: int) -> Shape:
@@ -166,7 +183,7 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
         buffer = max(buffer, most * term.array_bytes * shape.rows, term.fixed_bytes * shape.rows)
     scores = _score_bytes(shape, context, generation, step)
     if measured is not None:
-        traced, stored = stored, _measured_bytes(measured, context + generation, stored, fixed)
+        traced, stored = stored, measured.stored(stored - fixed)
         # What is larger than the arithmetic says is copied at its own size when it grows.
         larger = max(1.0, stored / traced) if traced else 1.0
         transient, buffer = transient * larger, buffer * larger
@@ -175,17 +192,10 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
     return Footprint(round(stored), round(peak), round(max(buffer, scores)), round(fixed * shape.sequences))
 
 
-def bytes_per_token(shape: Shape) -> float:
+def bytes_per_token(shape: Shape, measured: Measured | None = None) -> float:
     """Growth with one more token of one sequence once windows are full, slack left out."""
-    return float(sum(term.count * term.slot_bytes for term in shape.terms if term.grows))
-
-
-def measured_bytes_per_token(measured: Measured, traced: float) -> float:
-    """Growth as the records have it: the last slope between two points, else the traced growth scaled."""
-    if len(measured.points) == 1:
-        return traced * measured.scale
-    (x0, y0), (x1, y1) = measured.points[-2:]
-    return (y1 - y0) / (x1 - x0)
+    traced = float(sum(term.count * term.slot_bytes for term in shape.terms if term.grows))
+    return traced if measured is None else traced * measured.per_traced_byte
 
 
 def slots_held(term: Term, context: int, generation: int, step: int) -> int:
@@ -218,16 +228,6 @@ def _score_bytes(shape: Shape, context: int, generation: int, step: int) -> int:
     prefill = min(step, context) * context * shape.prefill_rows
     decode = (context + generation) * shape.rows
     return shape.score_heads * shape.score_itemsize * max(prefill, decode)
-
-
-def _measured_bytes(measured: Measured, tokens: int, traced: float, fixed: float) -> float:
-    """Bytes of one sequence by the records, never falling with length."""
-    points = measured.points
-    if len(points) == 1:
-        return fixed + (traced - fixed) * measured.scale
-    after = next((i for i, (x, _) in enumerate(points) if x >= tokens), len(points) - 1)
-    (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[max(after, 1)]
-    return max(0.0, y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
 
 
 def with_sequences(shape: Shape, concurrent: int, batch: int) -> Shape:

@@ -93,4 +93,4 @@ def _warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]
 def _suggestions(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:
     if chosen is not None:
         return suggest.when_quality_suffers(setting, chosen, options)
-    return suggest.when_nothing_fits(setting, [option for option in options if option.short_by])
+    return suggest.when_nothing_is_left(setting, options)

@@ -114,7 +114,7 @@ def speed(
     if measured is not None:
         return _speed(prefill, workload, measured)
     ms = line.ms(workload.tokens, workload.sequences)
-    if ms is None:
+    if not ms:
         unknown = Evidence(source="analytic", confidence=0.0, notes=(_why_unknown(model, hardware),))
         return Speed(
             prefill_tok_s=prefill, decode_tok_s=None, latency_ms_per_token=None, low=None, high=None, evidence=unknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.planner.decide import below_soft_floor
+from veloxquant.planner.decide import below_soft_floor, least_latency, misses_kl, misses_latency
 from veloxquant.planner.largest import most_requests
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-def when_nothing_fits(setting: Setting, options: Sequence[Option]) -> tuple[Note, ...]:
-    """Ways out when no variant that can run fits, nearest to the request first."""
+def when_nothing_is_left(setting: Setting, every: Sequence[Option]) -> tuple[Note, ...]:
+    """Ways out when no variant that can run fits and keeps within the ceilings, nearest to the request first."""
+    options = [option for option in every if option.short_by]
     short = min((option.short_by for option in options), default=setting.room.short_without_caches)
     memory_bound = [option for option in options if option.short_of == "does_not_fit"]
-    notes = largest_contexts(setting, options)
+    notes = _higher_ceilings(setting, [option for option in every if not option.short_by])
+    notes += largest_contexts(setting, options)
     notes += _fewer_slots(setting, options) + _smaller_step(setting, options)
     if memory_bound or setting.room.short_without_caches:
         notes += _more_room(setting, short)
@@ -58,6 +60,25 @@ def largest_contexts(setting: Setting, options: Sequence[Option]) -> list[Note]:
         for option in ranked
         if option.largest_context
     ]
+
+
+def _higher_ceilings(setting: Setting, fitting: Sequence[Option]) -> list[Note]:
+    """The least ceiling that lets a variant in, for each ceiling that alone keeps one out."""
+    workload, notes = setting.workload, []
+    slow = [option for option in fitting if misses_kl(option) is None and misses_latency(option) is not None]
+    rough = [option for option in fitting if misses_kl(option) is not None and misses_latency(option) is None]
+    if rough:
+        best = min(rough, key=lambda option: (option.quality.kl_mean, option.label))
+        text = (
+            f"{best.label} fits and diverges by {best.quality.kl_mean:.3g} nats a token, max_kl is {workload.max_kl:g}"
+        )
+        notes.append(Note(code="raise_max_kl", text=text, value=best.quality.kl_mean))
+    if slow:
+        best = min(slow, key=lambda option: (least_latency(option) or 0.0, option.label))
+        least = least_latency(best) or 0.0
+        text = f"{best.label} fits and may take {least:.3g} ms a token, max_latency_ms is {workload.max_latency_ms:g}"
+        notes.append(Note(code="raise_max_latency_ms", text=text, value=least))
+    return notes
 
 
 def _fewer_slots(setting: Setting, options: Sequence[Option]) -> list[Note]:
