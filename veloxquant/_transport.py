@@ -93,6 +93,10 @@ class SocketTransport:
         while self._idle:
             self._idle.pop().close()
 
+    def __del__(self) -> None:
+        """A client that was never closed, as in `Client().plan(...)`, leaves no open connections behind."""
+        self.close()
+
     def _once(self, frame: bytes, deadline: float) -> bytes:
         connection = self._take() or self._connect(deadline)
         try:

@@ -93,7 +93,11 @@ def _command(arguments: Sequence[str], terminal: Terminal) -> int:
     parser = Parser(prog=f"{PROGRAM} {word}", description=(module.__doc__ or "").partition("\n\n")[0])
     module.arguments(parser)
     add_globals(parser)
-    return int(module.run(Session(parser.parse([*before, *after]), terminal)))
+    session = Session(parser.parse([*before, *after]), terminal)
+    try:
+        return int(module.run(session))
+    finally:
+        session.close()
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:

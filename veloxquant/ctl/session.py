@@ -48,6 +48,11 @@ class Session:
         """The limit of the whole call in seconds."""
         return timeout_s(self.options)
 
+    def close(self) -> None:
+        """Let go of the daemon."""
+        if "client" in self.__dict__:
+            self.client.close()
+
     def say_where(self) -> None:
         """A note when the answer came from this process although a daemon was asked."""
         reason = self.client.fallback_reason

@@ -27,7 +27,8 @@ def run(session: Session) -> int:
     began, limit = time.monotonic(), session.timeout_s
     if session.options.no_daemon:
         raise NotRunning("--no-daemon asks no daemon, so there is none to wait for", hint="leave --no-daemon out")
-    pong = Client(config=session.config, timeout_s=limit, wait_s=limit, fallback=False).ping()
+    with Client(config=session.config, timeout_s=limit, wait_s=limit, fallback=False) as client:
+        pong = client.ping()
     waited = time.monotonic() - began
     if session.terminal.json:
         session.terminal.value(SCHEMA, {"pid": pong.pid, "generation": pong.generation, "waited_s": round(waited, 3)})
