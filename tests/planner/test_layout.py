@@ -78,6 +78,19 @@ def test_nothing_packed_in_the_trace_is_a_rejection(word: str, code: str) -> Non
     assert (rejection(answer, "affine4-g64").reason, rejection(answer, "affine4-g64").detail) == (code, "why")
 
 
+def test_a_width_the_trace_refused_keeps_its_own_code() -> None:
+    """The trace writes the refusal in words and the kind of it on the layers."""
+    words = "groups of 64 do not divide the key width 96"
+    probe = Probe(
+        method="affine",
+        label="affine4-g64",
+        kept=(KeptLayer(index=0, reason="width", detail=words),),
+        refused=words,
+    )
+    refused = rejection(ask(model([kv(8, 96)], probes=(probe,)), MACHINE, on_offer=FOUR), "affine4-g64")
+    assert (refused.reason, refused.detail) == ("width_not_divisible", words)
+
+
 class _Broken(Packed):
     """Answers at load and fails on a real layer, as `methods.guard` reports it."""
 

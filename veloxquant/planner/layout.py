@@ -84,10 +84,13 @@ def engine_own(model: ModelProfile) -> Layout:
 
 @lru_cache(maxsize=1024)
 def _probed(model: ModelProfile, probe: Probe) -> Layout | Refusal:
-    if probe.refused is not None:
-        return Refusal("not_supported_by_engine", f"refused in the trace of this model: {probe.refused}")
     kept = tuple((k.index, _kept(k.reason, k.detail)) for k in probe.kept)
-    return _layout(model, probe.packed, kept, proven=True) if probe.packed else _nothing_packed(kept)
+    if probe.packed and probe.refused is None:
+        return _layout(model, probe.packed, kept, proven=True)
+    nothing = _nothing_packed(kept)
+    if probe.refused is None or nothing.reason != "not_supported_by_engine":
+        return nothing
+    return Refusal(nothing.reason, f"refused in the trace of this model: {probe.refused}")
 
 
 def _kept(word: str, detail: str) -> _Kept:
