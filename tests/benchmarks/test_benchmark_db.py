@@ -309,3 +309,5 @@ def test_not_a_folder(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         BenchmarkDatabase(tmp_path)
     assert file.read_text() == "mine"
+    with pytest.raises(StoreUnavailable, match="no path"):
+        BenchmarkDatabase(f"{tmp_path}/a\0b")

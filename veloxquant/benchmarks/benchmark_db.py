@@ -304,6 +304,8 @@ class BenchmarkDatabase:
 
     def _check_folder(self) -> None:
         directory = self.storage_dir
+        if "\0" in str(directory):
+            raise StoreUnavailable(f"{str(directory)!r} is no path", hint="take the NUL out of records.directory")
         with reaching(directory, "look at"):
             wrong = directory.exists() and not directory.is_dir()
         if wrong:

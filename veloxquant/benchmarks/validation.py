@@ -85,7 +85,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _hint(name: str) -> str:
