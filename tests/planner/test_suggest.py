@@ -89,6 +89,15 @@ def test_a_step_below_the_least_one_is_only_suggested() -> None:
     assert again.decision == "keep_fp16"
 
 
+def test_a_generation_that_is_too_long_is_named() -> None:
+    """No prompt fits beside 10 million generated tokens: the number is what fits in all."""
+    answer = ask(llama_8b(), SMALL, context_length=1, generation_length=10**7, max_kl=10)
+    assert "largest_context" not in codes(answer.suggestions)
+    total = _one(answer, "shorter_generation").value
+    assert ask(llama_8b(), SMALL, context_length=total, max_kl=10).decision == "quantize"
+    assert ask(llama_8b(), SMALL, context_length=total + 1, max_kl=10).decision == "no_fit"
+
+
 def test_the_asked_context_is_never_changed() -> None:
     """Whatever is suggested, the plan is about what was asked."""
     answer = ask(llama_8b(), SMALL, context_length=500_000)

@@ -164,8 +164,7 @@ def _layout(
     kinds: Counter[str] = Counter()
     for layer in model.layers:
         parts[layer.index in chosen].update(layer.parts)
-        kinds[_class(layer.parts)] += 1
-        kinds["latent"] += any(part.latent for part in layer.parts)
+        kinds.update(_classes(layer.parts))
     reasons = Counter(k.word for _, k in kept)
     details = {k.word: k.detail for _, k in reversed(kept)}
     layers = Layers(
@@ -189,11 +188,18 @@ def _layout(
     )
 
 
-def _class(parts: tuple[CachePart, ...]) -> str:
-    kinds = {part.kind for part in parts}
-    if kinds & {"kv", "concat"}:
-        return "growing"
-    return "windowed" if kinds & {"window", "chunked"} else "recurrent"
+_CLASS_OF_KIND = {
+    "kv": "growing",
+    "concat": "growing",
+    "window": "windowed",
+    "chunked": "windowed",
+    "state": "recurrent",
+}
+
+
+def _classes(parts: tuple[CachePart, ...]) -> set[str]:
+    """Every class a layer belongs to; a composite one belongs to several."""
+    return {_CLASS_OF_KIND[part.kind] for part in parts} | {"latent" for part in parts if part.latent}
 
 
 def _sentence(word: str, count: int, detail: str) -> str:

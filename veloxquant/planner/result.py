@@ -39,7 +39,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layers(msgspec.Struct, frozen=True, kw_only=True):
-    """Layer counts under one variant. `reasons` maps a kept kind ("window", "state", "latent", ...) to a sentence."""
+    """Layer counts under one variant; packed + kept = total, and a layer of several parts counts as each of them.
+
+    `reasons` maps a kept kind ("window", "state", "latent", ...) to a sentence.
+    """
 
     total: int
     growing: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.planner.decide import below_soft_floor, least_latency, misses_kl, misses_latency
-from veloxquant.planner.largest import most_requests
+from veloxquant.planner.largest import largest_context, most_requests
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
 from veloxquant.planner.result import Note
@@ -27,7 +27,7 @@ def when_nothing_is_left(setting: Setting, every: Sequence[Option]) -> tuple[Not
     short = min((option.short_by for option in options), default=setting.room.short_without_caches)
     memory_bound = [option for option in options if option.short_of == "does_not_fit"]
     notes = _higher_ceilings(setting, [option for option in every if not option.short_by])
-    notes += largest_contexts(setting, options)
+    notes += largest_contexts(setting, options) or _shorter_generation(setting, options)
     notes += _fewer_slots(setting, options) + _smaller_step(setting, options)
     if memory_bound or setting.room.short_without_caches:
         notes += _more_room(setting, short)
@@ -79,6 +79,19 @@ def _higher_ceilings(setting: Setting, fitting: Sequence[Option]) -> list[Note]:
         text = f"{best.label} fits and may take {least:.3g} ms a token, max_latency_ms is {workload.max_latency_ms:g}"
         notes.append(Note(code="raise_max_latency_ms", text=text, value=least))
     return notes
+
+
+def _shorter_generation(setting: Setting, options: Sequence[Option]) -> list[Note]:
+    """Where not even one prompt token fits beside what is to be generated: what fits in all, at the asked slots."""
+    workload = setting.workload
+    totals = [
+        (largest_context(o.shape, o.measured, setting.room, 0, workload.prefill_step_size), o.label) for o in options
+    ]
+    most, label = max(totals, default=(0, ""))
+    if not most or not workload.generation_length:
+        return []
+    text = f"{label} fits {most:,} tokens in all, prompt and generation; {workload.tokens:,} were asked for"
+    return [Note(code="shorter_generation", text=text, value=most)]
 
 
 def _fewer_slots(setting: Setting, options: Sequence[Option]) -> list[Note]:
