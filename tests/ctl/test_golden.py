@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from veloxquant.ctl import doctor, fit, hardware, methods, plan, records, status
@@ -57,6 +59,49 @@ def test_the_least_short_stands_first(example: SimpleNamespace) -> None:
 def test_a_plan_without_an_answer_as_text(golden: Golden, example: SimpleNamespace) -> None:
     """Nothing fits: the shortfall and what would work instead."""
     golden("plan_no_fit", lambda terminal: plan.show(example.no_fit, terminal))
+
+
+@pytest.mark.parametrize(
+    ("changes", "total_gib", "expected"),
+    [
+        ({}, 16, "6.8 GiB for caches (11.8 GiB working set - 4.5 GiB weights - 0 B other work - 512 MiB reserve)"),
+        (
+            {"working_set_bytes": None, "kv_budget_bytes": 11 * 2**30},
+            16,
+            "11 GiB for caches (16 GiB memory - 4.5 GiB weights - 0 B other work - 512 MiB reserve)",
+        ),
+        (
+            {"kv_budget_bytes": 2**30},
+            16,
+            (
+                "6.8 GiB for caches (11.8 GiB working set - 4.5 GiB weights - 0 B other work - 512 MiB reserve), "
+                "capped at 1 GiB by the budget"
+            ),
+        ),
+        (
+            {"weights_bytes": 15 * 2**30, "kv_budget_bytes": int(11.8 * 2**30) - int(15.5 * 2**30)},
+            16,
+            (
+                "none for caches, short by 3.7 GiB "
+                "(11.8 GiB working set - 15 GiB weights - 0 B other work - 512 MiB reserve)"
+            ),
+        ),
+        ({"weights_bytes": None, "kv_budget_bytes": 2**30}, 16, "1 GiB for caches, as the budget says"),
+        ({"working_set_bytes": None, "kv_budget_bytes": None}, None, "not known"),
+    ],
+)
+def test_the_room_for_caches_is_arithmetic(
+    example: SimpleNamespace, changes: dict[str, int | None], total_gib: int | None, expected: str
+) -> None:
+    """The smaller of working set and memory, less what else is there; a cap and a shortfall are said."""
+    made = msgspec.structs.replace(
+        example.plan,
+        budget=msgspec.structs.replace(example.plan.budget, **changes),
+        hardware={"total_memory_bytes": None if total_gib is None else total_gib * 2**30},
+    )
+    out = io.StringIO()
+    plan.show(made, Terminal(out, io.StringIO(), color="never"))
+    assert out.getvalue().splitlines()[2] == f"room       {expected}"
 
 
 def test_a_long_plan_is_cut_and_says_so(golden: Golden, example: SimpleNamespace) -> None:

@@ -94,12 +94,20 @@ def _about(plan: Plan) -> str:
 def _room(plan: Plan) -> str:
     """The arithmetic of what caches may take."""
     budget = plan.budget
-    if budget.kv_budget_bytes is None:
+    room = budget.kv_budget_bytes
+    if room is None:
         return "room       not known"
-    parts = [f"{figures.size(budget.working_set_bytes)} working set"]
-    parts += [f"{figures.size(budget.weights_bytes)} weights"]
+    limits = {"working set": budget.working_set_bytes, "memory": plan.hardware.get("total_memory_bytes")}
+    known = [(size, name) for name, size in limits.items() if size is not None]
+    limit, name = min(known, default=(None, "memory"))
+    if limit is None or budget.weights_bytes is None:
+        return f"room       {format_size(room)} for caches, as the budget says"
+    parts = [f"{format_size(limit)} {name}", f"{format_size(budget.weights_bytes)} weights"]
     parts += [f"{format_size(budget.active_bytes)} other work", f"{format_size(budget.reserve_bytes)} reserve"]
-    return f"room       {format_size(budget.kv_budget_bytes)} for caches ({' - '.join(parts)})"
+    left = limit - budget.weights_bytes - budget.active_bytes - budget.reserve_bytes
+    cap = f", capped at {format_size(room)} by the budget" if room < left else ""
+    shown = f"{format_size(left)} for caches" if left >= 0 else f"none for caches, short by {format_size(-left)}"
+    return f"room       {shown} ({' - '.join(parts)}){cap}"
 
 
 def _rows(plan: Plan, candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
