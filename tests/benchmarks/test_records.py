@@ -158,6 +158,7 @@ BAD = [
     ("throughput_tok_s", math.inf),
     ("throughput_tok_s", -1.0),
     ("throughput_tok_s", None),
+    ("throughput_tok_s", 10**400),
     ("latency_ms_per_token", -math.inf),
     ("latency_ms_per_token", True),
     ("perplexity_delta", math.nan),

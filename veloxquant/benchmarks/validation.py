@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import RecordInvalid
@@ -85,7 +85,9 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # By comparison, as math.isfinite raises for a whole number beyond the largest float.
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 def _hint(name: str) -> str:
