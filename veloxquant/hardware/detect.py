@@ -48,10 +48,10 @@ def refresh(profile: HardwareProfile, sources: Sources | None = None) -> Hardwar
     # What could not be read this time keeps its last value and says so; a busy moment is no other machine.
     kept = [f for f in memory_fields.READINGS if getattr(now, f) is None and getattr(profile, f) is not None]
     fresh = [f for f in memory_fields.VOLATILE if f not in kept]
-    sources = {**profile.sources, **{f: now.sources[f] for f in fresh}}
+    origins = {**profile.sources, **{f: now.sources[f] for f in fresh}}
     for f in kept:
-        sources[f] = f"{profile.sources[f].partition(_STALE)[0]}{_STALE}{now.sources[f]})"
-    return msgspec.structs.replace(profile, **{f: getattr(now, f) for f in fresh}, sources=sources)
+        origins[f] = f"{profile.sources[f].partition(_STALE)[0]}{_STALE}{now.sources[f]})"
+    return msgspec.structs.replace(profile, **{f: getattr(now, f) for f in fresh}, sources=origins)
 
 
 def _system(found: Findings, read: Sources) -> None:
