@@ -148,6 +148,7 @@ class House:
 
     def start(self) -> None:
         """Begin to watch. What changed since the world was built is noticed by a first look."""
+        self.state.warn("records", self.feed.trouble)
         self.feed.start(self.state)
         self.feed.look_again(self.state)
 
