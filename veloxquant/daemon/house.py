@@ -124,8 +124,10 @@ class House:
         }
         return self.state.generation, {topic: parts[topic]() for topic in topics}
 
-    def status(self) -> Status:
-        """Answer `status`."""
+    async def status(self) -> Status:
+        """Answer `status`, with memory as it was half a minute ago at most."""
+        if self._hardware.stale:
+            await self._hardware.fresh()
         return Status(
             server=SERVER,
             version=__version__,

@@ -67,7 +67,8 @@ class Questions:
         """Sentences about a remembered plan, or about a plan made now. Raises PlanNotFound, MethodNotFound."""
         if params.plan_id is None:
             question = params.plan_params()
-            encoded = bytes(await self.answer("plan", question, msgspec.json.encode(question)))
+            raw = msgspec.json.encode(question)
+            encoded = self.remembered("plan", raw) or bytes(await self.answer("plan", question, raw))
         else:
             encoded = self._plans.get(params.plan_id)
         made = msgspec.json.decode(encoded, type=Plan)

@@ -12,14 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from veloxquant import local
+from veloxquant import local, views
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.daemon import log
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import StoreError
 from veloxquant.planner.snapshot import NoRecords
-from veloxquant.wire.answers import RecordPage, RecordsState, SkippedRecord
+from veloxquant.wire.answers import RecordsState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from veloxquant.config import Config
     from veloxquant.daemon.state import State
     from veloxquant.planner.snapshot import Records
+    from veloxquant.wire.answers import RecordPage
     from veloxquant.wire.messages import RecordsParams
 
 MIN_GAP_S = 0.05
@@ -119,23 +120,9 @@ class RecordFeed:
         return (f"{len(self._skipped)} benchmark records are not used: veloxquantctl records --skipped says why",)
 
     def page(self, params: RecordsParams, generation: int) -> RecordPage:
-        """The records that match the filters, newest first, as they were last read."""
-        wanted = [
-            record
-            for record in self._by_id.values()
-            if params.method in (None, record.method) and params.model_id in (None, record.model_id)
-        ]
-        wanted.sort(key=lambda record: (record.created_at, record.id), reverse=True)
-        shown = wanted[params.offset : params.offset + params.limit]
-        skipped = sorted(self._skipped.items())[: params.limit] if params.skipped else []
-        return RecordPage(
-            generation=generation,
-            directory=str(self.directory),
-            total=len(wanted),
-            offset=params.offset,
-            records=tuple(record.to_dict() for record in shown),
-            skipped_total=len(self._skipped),
-            skipped=tuple(SkippedRecord(file=file, reason=reason) for file, reason in skipped),
+        """The records that match the filters, as they were last read."""
+        return views.records(
+            params, self._by_id.values(), self._skipped, directory=self.directory, generation=generation
         )
 
     def _read(self) -> bool:
