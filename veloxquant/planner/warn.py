@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.planner.decide import below_soft_floor, straddles
+from veloxquant.planner.largest import fits
+from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
 from veloxquant.planner.result import Note
 from veloxquant.units import format_size
@@ -53,8 +55,8 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
         yield Note(code="quality_straddles_ceiling", text=text, value=quality.high)
     if chosen.step < workload.prefill_step_size:
         text = (
-            f"the prefill step is set to {chosen.step} ({workload.prefill_step_size} asked): at the asked step the "
-            "peak takes more memory than there is to spare"
+            f"the prefill step is set to {chosen.step} ({workload.prefill_step_size} asked): at the asked step "
+            f"{_at_the_asked_step(setting, chosen)}"
         )
         yield Note(code="prefill_step_reduced", text=text, value=chosen.step)
     if straddles(chosen):
@@ -65,6 +67,23 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
     if not chosen.layout.proven:
         text = f"{chosen.label} was not tried on this model: no trace proves that the engine accepts it"
         yield Note(code="not_proven_by_trace", text=text)
+
+
+def _at_the_asked_step(setting: Setting, chosen: Option) -> str:
+    """What the asked prefill step would have meant: not fitting, too little left free, or more bytes stored."""
+    room, workload = setting.room, setting.workload
+    lengths = workload.context_length, workload.generation_length
+    asked = footprint(chosen.shape, *lengths, workload.prefill_step_size, chosen.measured)
+    if asked.peak > room.kv_bytes:
+        return "the peak takes more memory than there is to spare"
+    if not fits(asked, room, room.kv_bytes):
+        allowed = format_size(room.max_buffer_bytes or 0)
+        return f"one buffer takes {format_size(asked.largest_buffer)}, the device allows {allowed}"
+    if workload.objective == "memory":
+        return f"the caches store {format_size(asked.stored - chosen.footprint.stored)} more"
+    held = room.budget
+    used = (held.weights_bytes or 0) + held.active_bytes + held.reserve_bytes + asked.peak
+    return f"it fits too, but takes {format_size(used)} of {format_size(room.limit or 0)}: less than a tenth stays free"
 
 
 def weights_do_not_fit(setting: Setting) -> Note:
