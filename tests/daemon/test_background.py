@@ -12,6 +12,7 @@ import pytest
 
 from veloxquant import local
 from veloxquant.daemon import hardware_watch, status
+from veloxquant.daemon import traces as traces_module
 from veloxquant.daemon.counters import Clients, Counters
 from veloxquant.daemon.hardware_watch import HardwareWatch
 from veloxquant.daemon.threads import in_daemon_thread
@@ -20,7 +21,9 @@ from veloxquant.errors import ModelNotSupported, Overloaded
 from veloxquant.models.resolve import ModelSource
 from veloxquant.profiles import HardwareProfile, ModelProfile
 
-WORLD: Any = SimpleNamespace(loaded=SimpleNamespace(fingerprint="f"), config=None)
+WORLD: Any = SimpleNamespace(
+    loaded=SimpleNamespace(fingerprint="f"), config=None, snapshot=SimpleNamespace(hardware=HardwareProfile())
+)
 
 
 def source(name: str) -> ModelSource:
@@ -157,6 +160,27 @@ def test_profiles_in_memory_are_bounded() -> None:
             await traces.profile(source(f"m{number}"), WORLD)
         known = [traces.known(source(f"m{number}"), WORLD) is not None for number in range(REMEMBERED + 3)]
         assert known == [False] * 3 + [True] * REMEMBERED
+
+    asyncio.run(run())
+
+
+def test_a_profile_is_for_one_engine_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another mlx-lm is another trace; and what a bad moment gave is asked again after a while."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(traces_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    upgraded: Any = SimpleNamespace(
+        loaded=WORLD.loaded, config=None, snapshot=SimpleNamespace(hardware=HardwareProfile(mlx_lm_version="9"))
+    )
+
+    async def run() -> None:
+        tracer = Tracer()
+        tracer.go.set()
+        traces = Traces(tracer)
+        await traces.profile(source("m"), WORLD)
+        assert traces.known(source("m"), WORLD) is not None
+        assert traces.known(source("m"), upgraded) is None
+        clock.now += traces_module.KEEP_S + 1
+        assert traces.known(source("m"), WORLD) is None
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,6 +135,15 @@ def test_an_answer_about_changed_files_is_forgotten(folder: Path) -> None:
     (folder / "config.json").write_text("changed")
     assert answers.get(1, "plan", b"a") is None
     assert (answers.state().entries, answers.bytes) == (0, 0)
+
+
+def test_nothing_is_remembered_for_ever() -> None:
+    """Each answer says until when."""
+    answers = Answers()
+    answers.put(1, "plan", b"a", Answer(b"result", (), until=time.monotonic() - 1))
+    answers.put(1, "plan", b"b", Answer(b"result", (), until=time.monotonic() + 1000))
+    assert answers.get(1, "plan", b"a") is None
+    assert answers.get(1, "plan", b"b") == b"result"
 
 
 def test_plans_are_remembered_by_id_within_bounds() -> None:

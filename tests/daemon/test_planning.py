@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from daemon_kit import TINY_BYTES_PER_TOKEN, TINY_LLAMA, Daemon, Wire
 from veloxquant import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 TINY = {"model": {"config": TINY_LLAMA, "model_id": "tiny"}}
@@ -123,6 +124,34 @@ def test_a_link_that_points_elsewhere_is_another_model(wire: Wire, short_folder:
     link.unlink()
     link.symlink_to(short_folder / "two")
     assert bytes_per_token(wire.call("plan", params)) == 2 * TINY_BYTES_PER_TOKEN
+
+
+def test_no_room_for_the_cache_stops_no_plan(start: Callable[..., Daemon], short_folder: Path) -> None:
+    """The trace is used from memory; the second question needs no second worker."""
+    (short_folder / "file").write_text("")
+    daemon = start(env={"VELOXQUANT_TRACE_CACHE_DIRECTORY": str(short_folder / "file" / "traces")}).ready()
+    assert bytes_per_token(daemon.call("plan", TINY)) == TINY_BYTES_PER_TOKEN
+    daemon.call("plan", TINY | {"workload": {"context_length": 100}})
+    assert daemon.call("status")["traces"]["done"] == 1
+
+
+def test_without_an_engine_the_answer_says_so(start: Callable[..., Daemon], short_folder: Path) -> None:
+    """The static reader's figures at lower confidence; a family it does not know, or the engine by name, is refused."""
+    hide = "import importlib.metadata as m; v = m.version; "
+    hide += "m.version = lambda n: (_ for _ in ()).throw(m.PackageNotFoundError(n)) if n == 'mlx-lm' else v(n)"
+    (short_folder / "sitecustomize.py").write_text(hide)
+    search = os.pathsep.join(filter(None, [str(short_folder), os.environ.get("PYTHONPATH")]))
+    env = {"PYTHONPATH": search, "VELOXQUANT_TRACE_CACHE_DIRECTORY": str(short_folder / "traces")}
+    wire = start(env=env).ready().connect()
+    tiny = {"model": TINY["model"] | {"weights_bytes": 2**20}}
+    plan = wire.call("plan", tiny)
+    assert (plan["model"]["source"], bytes_per_token(plan)) == ("static", TINY_BYTES_PER_TOKEN)
+    assert plan["chosen"]["memory"]["evidence"]["confidence"] < 1
+    with pytest.raises(errors.EngineUnavailable) as caught:
+        wire.call("plan", tiny | {"engine": {"name": "mlx-lm"}})
+    assert "pip install" in caught.value.hint
+    with pytest.raises(errors.EngineUnavailable):
+        wire.call("plan", {"model": {"config": {"model_type": "zork"}}})
 
 
 def test_a_trace_is_in_nobodys_way_and_made_once(shared: Daemon) -> None:

@@ -8,7 +8,9 @@ generation. Plans are kept longer, by id, so that `explain` can speak of an answ
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +30,8 @@ class Answer(NamedTuple):
 
     result: bytes
     files: Sight
+    until: float = math.inf
+    """On the monotonic clock."""
 
 
 def look(folder: str | None) -> Sight:
@@ -75,7 +79,7 @@ class Answers:
         """The result given before to the same bytes in the same world about the same files."""
         key = (method, raw)
         kept = self._kept.get(key) if generation == self._generation else None
-        if kept is not None and not unchanged(kept.files):
+        if kept is not None and (time.monotonic() > kept.until or not unchanged(kept.files)):
             self._forget(key)
             kept = None
         if kept is None:

@@ -7,6 +7,7 @@ while a trace runs: the answer comes from the world that is current when it is m
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import msgspec
 from veloxquant import local
 from veloxquant.daemon.memory import Answer, Answers, Plans, Sight, look
 from veloxquant.daemon.threads import THREAD_PREFIX
+from veloxquant.daemon.traces import KEEP_S
 from veloxquant.errors import InvalidParams, Overloaded
 from veloxquant.planner.explain import explain
 from veloxquant.planner.fit import fit
@@ -84,7 +86,9 @@ class Questions:
             world = self._state.world
             source, files, encoded = await loop.run_in_executor(self._threads, self._try, method, params, world)
             if encoded is not None:
-                self.answers.put(world.snapshot.generation, method, raw, Answer(encoded, files))
+                self.answers.put(
+                    world.snapshot.generation, method, raw, Answer(encoded, files, time.monotonic() + KEEP_S)
+                )
                 return msgspec.Raw(encoded)
             await self._traces.profile(source, world)
         raise Overloaded("the methods changed each time the model was traced", hint="ask again")

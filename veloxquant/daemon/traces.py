@@ -7,8 +7,9 @@ Overloaded at once, rather than a timeout later.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -30,6 +31,14 @@ WAITING = 16
 REMEMBERED = 64
 """Profiles kept in memory; each is some tens of KiB. The others are a file read away."""
 
+KEEP_S = 600.0
+"""A worker that died on a busy machine left the static reader's answer: worth trying again, not for every plan."""
+
+
+class _Kept(NamedTuple):
+    profile: ModelProfile
+    until: float
+
 
 class Traces:
     """Traces under way and profiles lately used. Lives on the event loop's thread."""
@@ -39,7 +48,7 @@ class Traces:
         self.failed = 0
         self._trace = trace
         self._running: dict[bytes, asyncio.Task[ModelProfile]] = {}
-        self._profiles: OrderedDict[bytes, ModelProfile] = OrderedDict()
+        self._profiles: OrderedDict[bytes, _Kept] = OrderedDict()
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     def state(self) -> TracesState:
@@ -51,7 +60,10 @@ class Traces:
     def known(self, source: ModelSource, world: World) -> ModelProfile | None:
         """A profile from memory, or from the disk's cache (a file read). Safe to call from any thread."""
         key = _key(source, world)
-        profile = self._profiles.get(key) or local.cached_profile(source, world)
+        kept = self._profiles.get(key)
+        if kept is not None and time.monotonic() < kept.until:
+            return kept.profile
+        profile = local.cached_profile(source, world)
         if profile is not None:
             self._remember(key, profile)
         return profile
@@ -92,11 +104,13 @@ class Traces:
         return profile
 
     def _remember(self, key: bytes, profile: ModelProfile) -> None:
-        self._profiles[key] = profile
+        self._profiles[key] = _Kept(profile, time.monotonic() + KEEP_S)
         while len(self._profiles) > REMEMBERED:
             self._profiles.popitem(last=False)
 
 
 def _key(source: ModelSource, world: World) -> bytes:
-    """Everything a profile depends on: the model's config, its weights, the method set."""
-    return msgspec.json.encode((source.model_id, source.config_hash, source.weights, world.loaded.fingerprint))
+    """Everything a profile depends on: the model's config, its weights, the method set, the engine."""
+    machine = world.snapshot.hardware
+    engine = (machine.mlx_version, machine.mlx_lm_version)
+    return msgspec.json.encode((source.model_id, source.config_hash, source.weights, world.loaded.fingerprint, engine))
