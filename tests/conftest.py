@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
+
+# No time limit for one example: a busy machine is no counterexample.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

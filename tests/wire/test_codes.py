@@ -33,6 +33,20 @@ def test_each_kind_comes_back_as_itself(kind: type[VeloxError]) -> None:
     assert (back.message, back.hint, back.field) == ("what and why", "what next", "a.b")
 
 
+@pytest.mark.parametrize("kind", sorted(codes.BY_NAME.values(), key=lambda kind: kind.name))
+def test_the_name_is_always_sent(kind: type[VeloxError]) -> None:
+    """It is what a client that is not ours looks at."""
+    sent = msgspec.json.decode(msgspec.json.encode(codes.to_object(kind("x"))))
+    assert sent["data"]["name"] == kind.name
+    assert sent["code"] == kind.rpc_code
+
+
+def test_an_error_without_data_is_still_an_error() -> None:
+    """Another JSON-RPC program may answer with code and message alone."""
+    back = codes.from_object(msgspec.json.decode(b'{"code":-1,"message":"no"}', type=codes.ErrorObject))
+    assert (type(back), back.message) == (VeloxError, "no")
+
+
 def test_every_name_of_the_protocol_has_a_class() -> None:
     """No promised name is missing."""
     assert set(PROTOCOL_NAMES) <= set(codes.BY_NAME)

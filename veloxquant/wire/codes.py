@@ -18,7 +18,7 @@ _TEXT_LIMIT = 4096  # an error that quotes its input must not quote all of it
 class ErrorData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`error.data`: the stable name, what to do next, and the offending field where there is one."""
 
-    name: str = "internal_error"
+    name: str = ""
     hint: str = msgspec.field(default="")
     field: str | None = None
 
