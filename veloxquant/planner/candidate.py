@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from veloxquant.planner.evidence import evidence
 from veloxquant.planner.memory import bytes_per_token, slots_held
 from veloxquant.planner.result import Candidate, Evidence, Fit, Memory, MemoryTerm
@@ -11,6 +13,7 @@ from veloxquant.planner.result import Candidate, Evidence, Fit, Memory, MemoryTe
 if TYPE_CHECKING:
     from veloxquant.planner.memory import Term
     from veloxquant.planner.option import Option
+    from veloxquant.planner.result import Speed
 
 CACHE_CONFIG_SCHEMA = "veloxquant.cache_config/1"
 _SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
@@ -27,7 +30,7 @@ def candidate(option: Option) -> Candidate:
         layers=option.layout.layers,
         memory=_memory(option),
         fit=_fit(option),
-        speed=option.speed,
+        speed=_speed(option),
         quality=option.quality,
         cache_config=_cache_config(option),
         engine_settings=_engine_settings(option),
@@ -96,6 +99,25 @@ def _fit(option: Option) -> Fit:
         headroom_bytes=room.kv_bytes - peak,
         max_context_tokens=option.largest_context,
     )
+
+
+def _speed(option: Option) -> Speed:
+    """With the figures that the objective `throughput` orders by."""
+    speed = option.speed
+    if option.setting.workload.objective != "throughput":
+        return speed
+    noted = msgspec.structs.replace(speed.evidence, notes=(*speed.evidence.notes, _over_all_slots(option)))
+    return msgspec.structs.replace(speed, evidence=noted)
+
+
+def _over_all_slots(option: Option) -> str:
+    found = option.served
+    if not option.shape.batchable:
+        return "throughput: these caches cannot be batched, so that more slots give no more tokens a second"
+    if found.tok_s is None or found.sure_tok_s is None:
+        return f"throughput: {found.slots} slots fit; how many tokens a second is unknown"
+    least = "" if option.engine_own else f", at least {found.sure_tok_s:,.4g}"
+    return f"throughput: {found.tok_s:,.4g} tokens a second over {found.slots} slots that fit{least}"
 
 
 def _cache_config(option: Option) -> dict[str, Any]:

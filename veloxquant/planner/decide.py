@@ -5,7 +5,7 @@ label. A tie judged pair by pair is not transitive, and would let a variant that
 A, B, C with A ~ B, B ~ C, A < C, taking one out would change which of the others is ahead). So uncertainty is turned
 into fixed steps: divergence counts in octaves, the spread of published figures; a time counts by its high end in tenths
 of what the engine's own cache takes, so that a variant passes it only when even its high end is faster. Every variant
-then has a place of its own, whatever else is on offer.
+then has a place of its own, whatever else is on offer (docs/decisions/0008-how-ties-are-judged.md).
 """
 
 from __future__ import annotations
@@ -54,16 +54,18 @@ def below_soft_floor(option: Option) -> bool:
 
 def straddles(option: Option) -> bool:
     """An estimate whose range holds the latency ceiling."""
-    ceiling, low, high = option.setting.workload.max_latency_ms, option.speed.low, option.speed.high
-    return ceiling is not None and low is not None and high is not None and low <= ceiling < high
+    ceiling, found = option.setting.workload.max_latency_ms, option.decode
+    return ceiling is not None and found is not None and found.low <= ceiling < found.high
 
 
 def _objective(option: Option) -> _Place:
     objective = option.setting.workload.objective
     if objective == "memory":
         return (option.footprint.stored,)
-    if objective in ("latency", "throughput"):
+    if objective == "latency":
         return (_time_step(option),)
+    if objective == "throughput":
+        return (_rate_step(option),)
     if objective == "quality" or option.roomy:
         return (0, _octave(option.quality.kl_mean))
     return (1, option.least_peak)
@@ -74,14 +76,30 @@ def _octave(kl_mean: float) -> float:
 
 
 def _time_step(option: Option) -> float:
-    """Steps of a tenth above (or below) the engine's own time for a token; 0 where either is unknown.
-
-    Throughput over the asked slots is sequences / time, so that both objectives order alike.
-    """
-    own, speed = option.setting.baseline_speed.latency_ms_per_token, option.speed
-    if own is None or speed.high is None or option.engine_own:
+    """Tenths above (or below) the engine's own time for a token; 0 where either is unknown."""
+    own, found = option.setting.baseline_decode, option.decode
+    if own is None or found is None or option.engine_own:
         return 0
-    return math.floor(math.log(speed.high / own) / math.log(_TIME_STEP) + _STEADY)
+    return _tenths(found.high / own.ms)
+
+
+def _rate_step(option: Option) -> float:
+    """Tenths below (or above) the engine's own tokens a second over the asked slots, by the slots that fit.
+
+    The measure is taken at the asked slots, since that does not change with memory; the engine's own cache passes it
+    itself where more slots fit. Without any times the requests that share a decode step count, in doublings: a gain
+    below that may be lost in unpacking.
+    """
+    own, found = option.setting.baseline_decode, option.served
+    if own is None:
+        return -math.floor(math.log2(found.in_one_step))
+    if found.sure_tok_s is None:
+        return 0
+    return _tenths(1000 * option.setting.workload.sequences / own.ms / found.sure_tok_s)
+
+
+def _tenths(ratio: float) -> float:
+    return math.floor(math.log(ratio) / math.log(_TIME_STEP) + _STEADY)
 
 
 def misses_kl(option: Option) -> Rejected | None:
@@ -95,20 +113,14 @@ def misses_kl(option: Option) -> Rejected | None:
 
 def misses_latency(option: Option) -> Rejected | None:
     """The rejection of a variant that cannot keep within the request's latency; an estimate may straddle it."""
-    ceiling, least, speed = option.setting.workload.max_latency_ms, least_latency(option), option.speed
-    if ceiling is None or least is None or least <= ceiling:
+    ceiling, found = option.setting.workload.max_latency_ms, option.decode
+    if ceiling is None or found is None or found.least <= ceiling:
         return None
     detail = (
-        f"{speed.latency_ms_per_token:.3g} ms a token ({speed.evidence.source}, {speed.low:.3g} to {speed.high:.3g}), "
+        f"{found.ms:.3g} ms a token ({found.evidence.source}, {found.low:.3g} to {found.high:.3g}), "
         f"max_latency_ms is {ceiling:g}"
     )
     return rejected(option.offer, "too_slow", detail)
-
-
-def least_latency(option: Option) -> float | None:
-    """The time for a token that is held against the ceiling: as measured, or the low end of an estimate."""
-    speed = option.speed
-    return speed.latency_ms_per_token if speed.evidence.source == "measured" else speed.low
 
 
 def _soft_miss(option: Option) -> Rejected:

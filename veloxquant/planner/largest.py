@@ -92,9 +92,11 @@ def _settled_from(shape: Shape, asked_step: int) -> float:
     return max((term.part.window for term in shape.terms), default=0)
 
 
-def most_requests(shape: Shape, measured: Measured | None, room: Room, workload: WorkloadProfile) -> int:
-    """Requests side by side that fit at this context, each of the shape's own batch; 0 when not even one does."""
-    steps = prefill_steps(workload.prefill_step_size)
+def most_requests(
+    shape: Shape, measured: Measured | None, room: Room, workload: WorkloadProfile, top: int = MAX_ROWS
+) -> int:
+    """Requests side by side, up to `top`, that fit at this context, each of the shape's own batch; 0 for none."""
+    steps = tuple(reversed(prefill_steps(workload.prefill_step_size)))
     lengths = workload.context_length, workload.generation_length
 
     def room_for(requests: int) -> bool:
@@ -102,12 +104,14 @@ def most_requests(shape: Shape, measured: Measured | None, room: Room, workload:
         sizes = (footprint(served, *lengths, step, measured) for step in steps)
         return any(fits(held, room, room.kv_bytes) for held in sizes)
 
-    return _last_true(room_for, MAX_ROWS)
+    return last_true(room_for, top)
 
 
-def _last_true(holds: Callable[[int], bool], top: int) -> int:
+def last_true(holds: Callable[[int], bool], top: int) -> int:
     """Largest n in 1..top that holds, 0 for none, by halving; `holds` falls once."""
-    low, high = 0, top + 1
+    if holds(top):
+        return top
+    low, high = 0, top
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

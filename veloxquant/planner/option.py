@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from veloxquant.errors import MethodError
 from veloxquant.planner import speed as speeds
 from veloxquant.planner.evidence import measured_memory
@@ -15,6 +17,7 @@ from veloxquant.planner.memory import footprint, shape
 from veloxquant.planner.quality import broken_family, quality
 from veloxquant.planner.result import Rejected
 from veloxquant.planner.setting import aligned
+from veloxquant.planner.throughput import served
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from veloxquant.planner.result import Quality, Reason, Speed
     from veloxquant.planner.setting import Setting
     from veloxquant.planner.snapshot import Offer
+    from veloxquant.planner.speed import Decode, Roofline
+    from veloxquant.planner.throughput import Served
 
 
 @dataclass(frozen=True)
@@ -67,22 +72,42 @@ class Option:
         return quality(self.setting.model, self.offer, self.seen.usable)
 
     @cached_property
+    def line(self) -> Roofline:
+        """The variant's roofline. Raises MethodError from the method."""
+        if self.engine_own:
+            return self.setting.baseline_line
+        unpack_ps = self.offer.method.unpack_cost(self.offer.variant)
+        return speeds.roofline(self.setting.model, self.setting.hardware, self.shape, unpack_ps)
+
+    @cached_property
+    def decode(self) -> Decode | None:
+        """Decode as asked, None when unknown."""
+        return self.decode_of(self.setting.workload.num_concurrent_requests)
+
+    def decode_of(self, requests: int) -> Decode | None:
+        """Decode with another number of requests side by side."""
+        setting, workload, own = self.setting, self.setting.workload, self.setting.baseline_decode
+        if requests != workload.num_concurrent_requests:
+            workload = msgspec.structs.replace(workload, num_concurrent_requests=requests)
+            own = setting.own_decode(workload)
+        if self.engine_own:
+            return own
+        own_ms = own.ms if own is not None else None
+        return speeds.decode(self.line, workload, setting.hardware, self.seen.usable, own_ms)
+
+    @cached_property
     def speed(self) -> Speed:
         """Decode and prefill with their grounds."""
-        if self.engine_own:
-            return self.setting.baseline_speed
         s = self.setting
-        line = speeds.roofline(s.model, s.hardware, self.shape, self.offer.method.unpack_cost(self.offer.variant))
-        own = s.baseline_speed
-        return speeds.speed(
-            s.model,
-            s.workload,
-            s.hardware,
-            line=line,
-            usable=self.seen.usable,
-            prefill=own.prefill_tok_s,
-            baseline=own,
-        )
+        if self.engine_own:
+            return s.baseline_speed
+        prefill = s.baseline_speed.prefill_tok_s
+        return speeds.speed(self.decode, prefill=prefill, model=s.model, workload=s.workload, hardware=s.hardware)
+
+    @cached_property
+    def served(self) -> Served:
+        """Tokens a second over all slots that fit; looked at for the objective `throughput` alone."""
+        return served(self)
 
     @cached_property
     def engine_settings(self) -> Mapping[str, Any] | None:

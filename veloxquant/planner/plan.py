@@ -92,5 +92,5 @@ def _warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]
 
 def _suggestions(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:
     if chosen is not None:
-        return suggest.when_quality_suffers(setting, chosen, options)
+        return (*suggest.when_quality_suffers(setting, chosen, options), *suggest.more_slots(chosen))
     return suggest.when_nothing_is_left(setting, options)

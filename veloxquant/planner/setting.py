@@ -9,7 +9,7 @@ from veloxquant.planner import evidence
 from veloxquant.planner.budget import room
 from veloxquant.planner.layout import ENGINE_OWN, engine_own
 from veloxquant.planner.memory import footprint, shape
-from veloxquant.planner.speed import prefill_tok_s, roofline, speed
+from veloxquant.planner.speed import decode, prefill_tok_s, roofline, speed
 
 if TYPE_CHECKING:
     from veloxquant.planner.budget import Room
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from veloxquant.planner.request import PlanRequest
     from veloxquant.planner.result import Speed
     from veloxquant.planner.snapshot import Records, Snapshot
+    from veloxquant.planner.speed import Decode, Roofline
     from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
 
 LEAST_STEP = 64
@@ -39,7 +40,14 @@ class Setting:
     steps: tuple[int, ...]
     baseline: Shape
     baseline_footprint: Footprint
+    baseline_line: Roofline
+    baseline_seen: Sightings
+    baseline_decode: Decode | None
     baseline_speed: Speed
+
+    def own_decode(self, workload: WorkloadProfile) -> Decode | None:
+        """Decode with the engine's own caches under a workload like this one."""
+        return decode(self.baseline_line, workload, self.hardware, self.baseline_seen.usable, None)
 
     def sightings(self, label: str) -> Sightings:
         """Usable records of one variant."""
@@ -52,6 +60,9 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
     hardware = request.hardware if request.hardware is not None else snapshot.hardware
     own = shape(model, engine_own(model), None, sequences=workload.sequences, batch=workload.batch_size)
     seen = evidence.sightings(snapshot.records, ENGINE_OWN, model, workload, hardware)
+    line = roofline(model, hardware, own, 0.0)
+    found = decode(line, workload, hardware, seen.usable, None)
+    prefill = prefill_tok_s(model, workload, hardware)
     asked = workload.prefill_step_size
     return Setting(
         request=request,
@@ -63,15 +74,10 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
         steps=prefill_steps(asked),
         baseline=own,
         baseline_footprint=footprint(own, workload.context_length, workload.generation_length, asked),
-        baseline_speed=speed(
-            model,
-            workload,
-            hardware,
-            line=roofline(model, hardware, own, 0.0),
-            usable=seen.usable,
-            prefill=prefill_tok_s(model, workload, hardware),
-            baseline=None,
-        ),
+        baseline_line=line,
+        baseline_seen=seen,
+        baseline_decode=found,
+        baseline_speed=speed(found, prefill=prefill, model=model, workload=workload, hardware=hardware),
     )
 
 

@@ -21,13 +21,26 @@ if TYPE_CHECKING:
     from veloxquant.planner.memory import Shape, Term
     from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile, WorkloadProfile
 
-_Decode = tuple[float, float, float, Evidence]
-"""(ms a token, low, high, grounds)"""
 ENOUGH_TO_FIT = 3
 """Records on this machine from which a straight line replaces the table."""
 ANALYTIC_CONFIDENCE = 0.5
 UNCALIBRATED_GAIN_CONFIDENCE = 0.25
 """Low on purpose: whether a packed cache is faster than the engine's own changes sign between chips."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Milliseconds for one token of each sequence, with its range and grounds."""
+
+    ms: float
+    low: float
+    high: float
+    evidence: Evidence
+
+    @property
+    def least(self) -> float:
+        """What is held against a latency ceiling: as measured, or the low end of an estimate."""
+        return self.ms if self.evidence.source == "measured" else self.low
 
 
 @dataclass(frozen=True)
@@ -99,42 +112,46 @@ def efficiency(hardware: HardwareProfile, weight_bits: float | None) -> float:
     return known[-1][1]
 
 
+def decode(
+    line: Roofline,
+    workload: WorkloadProfile,
+    hardware: HardwareProfile,
+    usable: Sequence[Sighting],
+    own_ms: float | None,
+) -> Decode | None:
+    """Decode at the end of the asked context; None when unknown. `own_ms`: the engine's own time, None for itself."""
+    measured = _from_records(line, workload, usable)
+    if measured is not None:
+        return measured
+    ms = line.ms(workload.tokens, workload.sequences)
+    return _estimate(line, ms, hardware, own_ms) if ms else None
+
+
 def speed(
+    found: Decode | None,
+    *,
+    prefill: float | None,
     model: ModelProfile,
     workload: WorkloadProfile,
     hardware: HardwareProfile,
-    *,
-    line: Roofline,
-    usable: Sequence[Sighting],
-    prefill: float | None,
-    baseline: Speed | None,
 ) -> Speed:
-    """Decode at the end of the asked context, beside `prefill`. `baseline`: the engine's own, None for itself."""
-    measured = _from_records(line, workload, usable)
-    if measured is not None:
-        return _speed(prefill, workload, measured)
-    ms = line.ms(workload.tokens, workload.sequences)
-    if not ms:
+    """What a plan shows of these times, or why there are none."""
+    if found is None:
         unknown = Evidence(source="analytic", confidence=0.0, notes=(_why_unknown(model, hardware),))
         return Speed(
             prefill_tok_s=prefill, decode_tok_s=None, latency_ms_per_token=None, low=None, high=None, evidence=unknown
         )
-    return _speed(prefill, workload, _estimate(line, ms, hardware, baseline))
-
-
-def _speed(prefill: float | None, workload: WorkloadProfile, decode: _Decode) -> Speed:
-    ms, low, high, grounds = decode
     return Speed(
         prefill_tok_s=prefill,
-        decode_tok_s=1000 * workload.sequences / ms,
-        latency_ms_per_token=ms,
-        low=low,
-        high=high,
-        evidence=grounds,
+        decode_tok_s=1000 * workload.sequences / found.ms,
+        latency_ms_per_token=found.ms,
+        low=found.low,
+        high=found.high,
+        evidence=found.evidence,
     )
 
 
-def _estimate(line: Roofline, ms: float, hardware: HardwareProfile, baseline: Speed | None) -> _Decode:
+def _estimate(line: Roofline, ms: float, hardware: HardwareProfile, own_ms: float | None) -> Decode:
     table = tables.speed()
     low, high, confidence = ms * table.analytic_low, ms * table.analytic_high, ANALYTIC_CONFIDENCE
     notes = [f"bandwidth: {hardware.sources.get('bandwidth_gbps', 'given')}"]
@@ -146,15 +163,14 @@ def _estimate(line: Roofline, ms: float, hardware: HardwareProfile, baseline: Sp
     if not line.shape.batchable and line.shape.sequences > line.shape.batch:
         notes.append("these caches cannot be batched: requests are served one after another")
     packs = any(term.packed for term in line.terms)
-    own = baseline.latency_ms_per_token if baseline is not None else None
-    if packs and own is not None and ms < own:
+    if packs and own_ms is not None and ms < own_ms:
         # A gain nobody measured does not outrank the engine's own cache: the high end reaches its figure.
-        high, confidence = max(high, own), min(confidence, UNCALIBRATED_GAIN_CONFIDENCE)
+        high, confidence = max(high, own_ms), min(confidence, UNCALIBRATED_GAIN_CONFIDENCE)
         notes.append("a gain over the engine's own cache that was not measured on this machine")
-    return ms, low, high, Evidence(source="analytic", confidence=round(confidence, 4), notes=tuple(notes))
+    return Decode(ms, low, high, Evidence(source="analytic", confidence=round(confidence, 4), notes=tuple(notes)))
 
 
-def _from_records(line: Roofline, workload: WorkloadProfile, usable: Sequence[Sighting]) -> _Decode | None:
+def _from_records(line: Roofline, workload: WorkloadProfile, usable: Sequence[Sighting]) -> Decode | None:
     """By records: one at this context as it is, a line through three, else the nearest moved by the roofline."""
     timed = [(one, ms) for one in usable if (ms := latency_ms(one)) is not None]
     if not timed:
@@ -164,22 +180,20 @@ def _from_records(line: Roofline, workload: WorkloadProfile, usable: Sequence[Si
     if here:
         one, ms = here[0]
         grounds = evidence("measured", [one])
-        spread = table.measured_spread + 0.3 * (1 - grounds.confidence)
-        return ms, ms * (1 - spread), ms * (1 + spread), grounds
+        return _about(ms, table.measured_spread + 0.3 * (1 - grounds.confidence), grounds)
     alike = [p for p in timed if p[0].same_chip and p[0].same_model and p[0].record.sequences == workload.sequences]
     fitted = fit_line([(one.context, ms) for one, ms in alike]) if len(alike) >= ENOUGH_TO_FIT else None
     if fitted is not None:
         a, b = fitted
-        ms = a + b * context / 1000
         note = f"{a:.4g} ms + {b:.4g} ms for each thousand tokens, fitted to {len(alike)} records on this machine"
-        spread = table.calibrated_spread
-        return ms, ms * (1 - spread), ms * (1 + spread), evidence("calibrated", [o for o, _ in alike], (note,))
+        grounds = evidence("calibrated", [o for o, _ in alike], (note,))
+        return _about(a + b * context / 1000, table.calibrated_spread, grounds)
     return _moved(line, workload, timed)
 
 
-def _moved(line: Roofline, workload: WorkloadProfile, timed: Sequence[tuple[Sighting, float]]) -> _Decode:
+def _moved(line: Roofline, workload: WorkloadProfile, timed: Sequence[tuple[Sighting, float]]) -> Decode:
     """Between two records that bracket the context by a straight line, else the nearest one scaled by the roofline."""
-    context, table = workload.context_length, tables.speed()
+    context = workload.context_length
     level = [p for p in timed if p[0].record.sequences == workload.sequences and p[0].same_model]
     below = max((p for p in level if p[0].context <= context), key=lambda p: p[0].context, default=None)
     above = min((p for p in level if p[0].context >= context), key=lambda p: p[0].context, default=None)
@@ -189,14 +203,26 @@ def _moved(line: Roofline, workload: WorkloadProfile, timed: Sequence[tuple[Sigh
         note = f"interpolated between contexts {below[0].context:,} and {above[0].context:,}"
     else:
         one, ms = timed[0]
-        used, note = [one], f"measured at context {one.context:,} and {one.record.sequences} sequences"
-        ours = line.ms(workload.tokens, workload.sequences)
-        theirs = line.ms(one.context, one.record.sequences)
-        if ours and theirs:
-            ms, note = ms * ours / theirs, f"{note}, moved to this workload by the roofline"
+        times, how = _how_much_longer(line, workload, one)
+        ms, used = ms * times, [one]
+        note = f"measured at context {one.context:,} and {one.record.sequences} sequences{how}"
     grounds = evidence("measured", used, (note,))
-    spread = 2 * table.measured_spread + 0.3 * (1 - grounds.confidence)
-    return ms, ms * (1 - spread), ms * (1 + spread), grounds
+    return _about(ms, 2 * tables.speed().measured_spread + 0.3 * (1 - grounds.confidence), grounds)
+
+
+def _how_much_longer(line: Roofline, workload: WorkloadProfile, one: Sighting) -> tuple[float, str]:
+    """A token's time under this workload over that in the record, and how that was found."""
+    sequences = one.record.sequences
+    ours, theirs = line.ms(workload.tokens, workload.sequences), line.ms(one.context, sequences)
+    if ours and theirs:
+        return ours / theirs, ", moved to this workload by the roofline"
+    if workload.sequences > sequences:
+        return workload.sequences / sequences, ", taken to be served one after another for want of a bandwidth"
+    return 1.0, ""
+
+
+def _about(ms: float, spread: float, grounds: Evidence) -> Decode:
+    return Decode(ms, ms * (1 - spread), ms * (1 + spread), grounds)
 
 
 def latency_ms(one: Sighting) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.planner.decide import below_soft_floor, least_latency, misses_kl, misses_latency
+from veloxquant.planner.decide import below_soft_floor, misses_kl, misses_latency
 from veloxquant.planner.largest import largest_context, most_requests
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
@@ -43,6 +43,18 @@ def when_quality_suffers(setting: Setting, chosen: Option, options: Sequence[Opt
     return tuple(largest_contexts(setting, better))
 
 
+def more_slots(chosen: Option) -> tuple[Note, ...]:
+    """More requests side by side that fit and give more tokens a second, for a plan that asks for throughput."""
+    workload, found = chosen.setting.workload, chosen.served
+    if workload.objective != "throughput" or found.slots <= workload.num_concurrent_requests:
+        return ()
+    rate = "how fast is unknown" if found.tok_s is None else f"about {found.tok_s:,.4g} tokens a second in all"
+    asked = f"{workload.num_concurrent_requests} were asked for"
+    text = f"{chosen.label} fits {found.slots} requests side by side, {rate}; {asked}"
+    value = {"label": chosen.label, "slots": found.slots, "tok_s": found.tok_s}
+    return (Note(code="more_slots", text=text, value=value),)
+
+
 def largest_contexts(setting: Setting, options: Sequence[Option]) -> list[Note]:
     """The largest context of each variant at the asked slots, longest first."""
     sequences = setting.workload.sequences
@@ -74,9 +86,8 @@ def _higher_ceilings(setting: Setting, fitting: Sequence[Option]) -> list[Note]:
         )
         notes.append(Note(code="raise_max_kl", text=text, value=best.quality.kl_mean))
     if slow:
-        best = min(slow, key=lambda option: (least_latency(option) or 0.0, option.label))
-        least = least_latency(best) or 0.0
-        text = f"{best.label} fits and may take {least:.3g} ms a token, max_latency_ms is {workload.max_latency_ms:g}"
+        least, label = min((option.decode.least, option.label) for option in slow if option.decode is not None)
+        text = f"{label} fits and may take {least:.3g} ms a token, max_latency_ms is {workload.max_latency_ms:g}"
         notes.append(Note(code="raise_max_latency_ms", text=text, value=least))
     return notes
 
