@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from veloxquant.planner.memory import bytes_per_token, footprint, with_sequences
+from veloxquant.planner.memory import bytes_per_token, footprint, held_by, load, with_sequences
 from veloxquant.planner.setting import ALIGNED, aligned, prefill_steps
 from veloxquant.profiles.workload import MAX_CONTEXT_TOKENS, MAX_ROWS
 
@@ -96,13 +96,12 @@ def most_requests(
     shape: Shape, measured: Measured | None, room: Room, workload: WorkloadProfile, top: int = MAX_ROWS
 ) -> int:
     """Requests side by side, up to `top`, that fit at this context, each of the shape's own batch; 0 for none."""
-    steps = tuple(reversed(prefill_steps(workload.prefill_step_size)))
     lengths = workload.context_length, workload.generation_length
+    loads = [load(shape, *lengths, step, measured) for step in reversed(prefill_steps(workload.prefill_step_size))]
 
     def room_for(requests: int) -> bool:
         served = with_sequences(shape, requests, shape.batch)
-        sizes = (footprint(served, *lengths, step, measured) for step in steps)
-        return any(fits(held, room, room.kv_bytes) for held in sizes)
+        return any(fits(held_by(served, one, *lengths), room, room.kv_bytes) for one in loads)
 
     return last_true(room_for, top)
 

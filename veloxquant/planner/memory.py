@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.planner.layout import ENGINE_OWN
 from veloxquant.profiles import slots
@@ -166,9 +166,23 @@ def _whole(number: float) -> float:
     return int(number) if float(number).is_integer() else number
 
 
-def footprint(shape: Shape, context: int, generation: int, step: int, measured: Measured | None = None) -> Footprint:
-    """Bytes after prefill of `context` tokens in chunks of `step` and decode of `generation` tokens."""
-    runs = slots.schedule(context, generation, step)
+class Load(NamedTuple):
+    """Bytes that one sequence holds at one length and prefill step, before sequences are counted."""
+
+    step: int
+    stored: float
+    fixed: float
+    window_extra: float
+    """What windows hold in prefill beyond what they keep."""
+    transient: float
+    """The old buffer beside the new one of the layer where that is the most."""
+    buffer: float
+    """The largest single array."""
+
+
+def load(shape: Shape, context: int, generation: int, step: int, measured: Measured | None = None) -> Load:
+    """One sequence after prefill of `context` tokens in chunks of `step` and decode of `generation` tokens."""
+    runs = _schedule(context, generation, step)
     stored: float = 0
     fixed: float = 0
     window_extra: float = 0
@@ -176,20 +190,39 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
     buffer: float = 0
     for term in shape.terms:
         held, most, old = _slots(term.part, term.step, runs)
-        stored += term.count * (held * term.slot_bytes + term.fixed_bytes)
-        fixed += term.count * (term.fixed_bytes if term.grows else held * term.slot_bytes + term.fixed_bytes)
+        grown = term.count * held * term.slot_bytes
+        constant = term.count * term.fixed_bytes
+        stored += grown + constant
+        fixed += constant if term.grows else grown + constant
         window_extra += term.count * (most - held) * term.slot_bytes
-        transient = max(transient, old * term.slot_bytes * shape.rows)
-        buffer = max(buffer, most * term.array_bytes * shape.rows, term.fixed_bytes * shape.rows)
-    scores = _score_bytes(shape, context, generation, step)
+        transient = max(transient, old * term.slot_bytes)
+        buffer = max(buffer, most * term.array_bytes, term.fixed_bytes)
     if measured is not None:
         traced, stored = stored, measured.stored(stored - fixed)
         # What is larger than the arithmetic says is copied at its own size when it grows.
         larger = max(1.0, stored / traced) if traced else 1.0
         transient, buffer = transient * larger, buffer * larger
-    stored *= shape.sequences
-    peak = stored + window_extra * shape.prefill_rows + max(transient, scores)
-    return Footprint(round(stored), round(peak), round(max(buffer, scores)), round(fixed * shape.sequences))
+    return Load(step, stored, fixed, window_extra, transient, buffer)
+
+
+def held_by(shape: Shape, one: Load, context: int, generation: int) -> Footprint:
+    """All sequences of a shape together, each of them with this load."""
+    rows, prefill_rows = shape.rows, shape.prefill_rows
+    scores = 0
+    if shape.score_heads:
+        # Score matrix of one layer: query heads x chunk x context x item size for each sequence in the call, the
+        # largest in the last prefill chunk; a decode step scores one token a sequence (mlx_lm.models.base).
+        scored = max(min(one.step, context) * context * prefill_rows, (context + generation) * rows)
+        scores = shape.score_heads * shape.score_itemsize * scored
+    stored = one.stored * shape.sequences
+    peak = stored + one.window_extra * prefill_rows + max(one.transient * rows, scores)
+    largest = max(one.buffer * rows, scores)
+    return Footprint(round(stored), round(peak), round(largest), round(one.fixed * shape.sequences))
+
+
+def footprint(shape: Shape, context: int, generation: int, step: int, measured: Measured | None = None) -> Footprint:
+    """Bytes after prefill of `context` tokens in chunks of `step` and decode of `generation` tokens."""
+    return held_by(shape, load(shape, context, generation, step, measured), context, generation)
 
 
 def bytes_per_token(shape: Shape, measured: Measured | None = None) -> float:
@@ -200,7 +233,10 @@ def bytes_per_token(shape: Shape, measured: Measured | None = None) -> float:
 
 def slots_held(term: Term, context: int, generation: int, step: int) -> int:
     """Slots of one part at the end, slack included."""
-    return _slots(term.part, term.step, slots.schedule(context, generation, step))[0]
+    return _slots(term.part, term.step, _schedule(context, generation, step))[0]
+
+
+_schedule = lru_cache(maxsize=1024)(slots.schedule)
 
 
 @lru_cache(maxsize=8192)
@@ -216,18 +252,6 @@ def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> tuple[int
         return held, held, together - held
     most = max(slots.part_slots(part, runs[:calls]) for calls in range(1, len(runs) + 1))
     return held, most, max(0, together - most)
-
-
-def _score_bytes(shape: Shape, context: int, generation: int, step: int) -> int:
-    """Score matrix of one layer: query heads x chunk x context x item size, for each sequence in the call.
-
-    It is the largest in the last prefill chunk; a decode step scores one token a sequence (mlx_lm.models.base).
-    """
-    if not shape.score_heads:
-        return 0
-    prefill = min(step, context) * context * shape.prefill_rows
-    decode = (context + generation) * shape.rows
-    return shape.score_heads * shape.score_itemsize * max(prefill, decode)
 
 
 def with_sequences(shape: Shape, concurrent: int, batch: int) -> Shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.planner.decide import below_soft_floor, misses_kl, misses_latency
-from veloxquant.planner.largest import largest_context, most_requests
+from veloxquant.planner.largest import fits, largest_context, most_requests
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
 from veloxquant.planner.result import Note
@@ -119,17 +119,23 @@ def _fewer_slots(setting: Setting, options: Sequence[Option]) -> list[Note]:
 
 def _smaller_step(setting: Setting, options: Sequence[Option]) -> list[Note]:
     """Prefill steps below the least one the planner sets by itself; prefill gets slow there."""
-    workload, room = setting.workload, setting.room
+    if not any(_fits_at(option, 1) for option in options):
+        return []
+    ranked = sorted(options, key=lambda option: (option.short_by, option.label))
     for step in (32, 16, 8, 4, 2, 1):
         if step >= min(LEAST_STEP, *setting.steps):
             continue
-        for option in sorted(options, key=lambda o: (o.short_by, o.label)):
-            size = footprint(option.shape, workload.context_length, workload.generation_length, step, option.measured)
-            small = room.max_buffer_bytes is None or size.largest_buffer <= room.max_buffer_bytes
-            if size.peak <= room.kv_bytes and small:
+        for option in ranked:
+            if _fits_at(option, step):
                 text = f"{option.label} fits with a prefill step of {step}; prefill is slow at that size"
                 return [Note(code="smaller_prefill_step", text=text, value=step)]
     return []
+
+
+def _fits_at(option: Option, step: int) -> bool:
+    workload, room = option.setting.workload, option.setting.room
+    size = footprint(option.shape, workload.context_length, workload.generation_length, step, option.measured)
+    return fits(size, room, room.kv_bytes)
 
 
 def _more_room(setting: Setting, short: int) -> list[Note]:
