@@ -41,6 +41,16 @@ FP16_TOKEN = 32 * 8 * 128 * 2 * 2
 """131,072 bytes: layers x heads x width x (K, V) x two bytes."""
 PACKED_TOKEN = FP16_TOKEN * 9 // 32
 """36,864 bytes: 4 bits and two 16-bit numbers for each 64, so 4.5 bits of 16."""
+LAYERS = {
+    "total": 32,
+    "growing": 32,
+    "windowed": 0,
+    "recurrent": 0,
+    "latent": 0,
+    "shared": 0,
+    "bytes_per_token": FP16_TOKEN,
+    "state_bytes": 0,
+}
 BUDGET = int(11.8 * GIB) - int(4.5 * GIB) - GIB // 2
 EIGHT_BITS = (BUDGET - GIB) // (FP16_TOKEN * 17 // 32)
 
@@ -165,7 +175,7 @@ def _facts() -> dict[str, Any]:
         "generation": 7,
         "source": "daemon",
         "hardware": {"chip": "Apple M2"},
-        "model": {"model_id": "Llama-3.1-8B", "model_type": "llama", "source": "traced"},
+        "model": {"model_id": "Llama-3.1-8B", "model_type": "llama", "source": "traced", "layers": dict(LAYERS)},
         "workload": {
             "context_length": 131072,
             "generation_length": 512,

@@ -38,6 +38,9 @@ def test_a_plan_as_text(golden: Golden, example: SimpleNamespace) -> None:
 def test_the_figures_of_the_plan_text(example: SimpleNamespace) -> None:
     """Cache = bytes a token x slots; what is left and what is missing follow from the budget of 6.8 GiB."""
     assert example.slots == 131_584
+    token = 32 * 8 * 128 * 2 * 2  # layers x heads x width x (K, V) x two bytes
+    assert cell("plan_no_fit", "bytes ", 1) == f"{token:,} a token in 16 bits" == "131,072 a token in 16 bits"
+    assert cell("plan", "bytes ", 1) == f"affine4-g64: {token * 4.5 / 16:,.0f} a token" == "affine4-g64: 36,864 a token"
     stored = 36_864 * 131_584 / 2**30
     assert cell("plan", "chosen", 2) == f"{stored:.2f} GiB" == "4.52 GiB"
     assert cell("plan", "chosen", 3) == f"{stored + 1:.2f} GiB" == "5.52 GiB"
@@ -101,7 +104,7 @@ def test_the_room_for_caches_is_arithmetic(
     )
     out = io.StringIO()
     plan.show(made, Terminal(out, io.StringIO(), color="never"))
-    assert out.getvalue().splitlines()[2] == f"room       {expected}"
+    assert out.getvalue().splitlines()[4] == f"room       {expected}"
 
 
 def test_a_long_plan_is_cut_and_says_so(golden: Golden, example: SimpleNamespace) -> None:

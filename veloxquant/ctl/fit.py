@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.ctl import figures
-from veloxquant.ctl.plan import by_shortfall
+from veloxquant.ctl.plan import by_shortfall, say_cut
 from veloxquant.ctl.question import add_question, question
 from veloxquant.ctl.terminal import columns
 
@@ -52,8 +52,8 @@ def show(table: FitTable, terminal: Terminal) -> None:
         ]
         for line in columns([head, *rows], range(1, len(head))):
             terminal.say(line)
-    for one in by_shortfall(table.rejected):
-        terminal.say(f"out        {one.label}  {one.reason}: {one.detail}")
+    out = [f"out        {one.label}  {one.reason}: {one.detail}" for one in by_shortfall(table.rejected)]
+    say_cut(out, terminal)
     if table.max_position is not None:
         terminal.say(f"made for   {table.max_position:,} positions")
     for note in table.warnings:

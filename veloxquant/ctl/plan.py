@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.ctl import figures, last
+from veloxquant.ctl import figures, last, layers
 from veloxquant.ctl.question import add_question, question
 from veloxquant.ctl.terminal import columns
 from veloxquant.units import format_size
@@ -24,7 +24,7 @@ _HEAD = ("", "VARIANT", "CACHE", "PEAK", "LEFT", "DECODE", "KL", "CONTEXT TO")
 _VERDICTS = {
     "keep_fp16": "keep the engine's own cache",
     "quantize": "quantize",
-    "nothing_to_quantize": "nothing to quantize: no method can pack a layer of this model",
+    "nothing_to_quantize": "nothing to quantize, no method can pack a layer of this model",
     "no_fit": "nothing fits",
     "weights_do_not_fit": "the weights alone do not fit",
 }
@@ -54,8 +54,10 @@ def show(plan: Plan, terminal: Terminal, *, limit: int | None = _SHOWN) -> None:
     """The plan as text."""
     terminal.say(terminal.paint("bold", f"{_VERDICTS[plan.decision]}{_chosen(plan)}"))
     terminal.say(_about(plan))
-    terminal.say(_room(plan))
     candidates = [*filter(None, [plan.chosen]), *plan.alternatives]
+    for line in layers.lines(plan):
+        terminal.say(line)
+    terminal.say(_room(plan))
     if candidates:
         terminal.say()
         for line in columns([_HEAD, *_rows(plan, candidates[:limit])], _RIGHT):
@@ -63,13 +65,20 @@ def show(plan: Plan, terminal: Terminal, *, limit: int | None = _SHOWN) -> None:
         _more(terminal, len(candidates), limit)
     if plan.rejected:
         terminal.say()
-        for line in columns([_out(one) for one in by_shortfall(plan.rejected)[:limit]], (2,)):
-            terminal.say(line)
-        _more(terminal, len(plan.rejected), limit)
+        _rejected(plan, terminal, limit)
     _notes(plan, terminal)
     if plan.chosen is not None:
         terminal.say(f"from       {figures.evidence(plan.chosen)}")
     terminal.say(terminal.paint("dim", "details    veloxquantctl explain --last"))
+
+
+def say_cut(lines: Sequence[str], terminal: Terminal) -> None:
+    """Lines that end in a free text, each kept to one line of the terminal; says so when something was cut."""
+    shown = [terminal.cut(line) for line in lines]
+    for line in shown:
+        terminal.say(line)
+    if shown != list(lines):
+        terminal.say(terminal.paint("dim", "        lines are cut to this terminal's width: --json has them whole"))
 
 
 def by_shortfall(rejected: Sequence[Rejected]) -> list[Rejected]:
@@ -130,6 +139,11 @@ def _rows(plan: Plan, candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
 def _out(one: Rejected) -> tuple[str, ...]:
     short = "" if one.short_by_bytes is None else f"over by {format_size(one.short_by_bytes)}"
     return ("out   ", one.label, short, f"{one.reason}: {one.detail}")
+
+
+def _rejected(plan: Plan, terminal: Terminal, limit: int | None) -> None:
+    say_cut(columns([_out(one) for one in by_shortfall(plan.rejected)[:limit]], (2,)), terminal)
+    _more(terminal, len(plan.rejected), limit)
 
 
 def _more(terminal: Terminal, count: int, limit: int | None) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from veloxquant.errors import VeloxError
 
 ERROR_SCHEMA = "veloxquant.error/1"
+_CUT = "..."
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -72,11 +73,23 @@ class Terminal:
         if error.hint:
             self.err.write(self.paint("dim", "  next: ", self.err) + error.hint + "\n")
 
+    def cut(self, text: str) -> str:
+        """The text, shortened to the terminal's width; whole where no terminal reads it (a pipe, a file)."""
+        width = self._width()
+        return text if width is None or len(text) <= width else f"{text[: max(1, width - len(_CUT))]}{_CUT}"
+
     def paint(self, style: str, text: str, stream: TextIO | None = None) -> str:
         """The text in a style, or as it is where colour is not wanted."""
         if not text or not self._coloured(stream or self.out):
             return text
         return f"\033[{_CODES[style]}m{text}\033[0m"
+
+    def _width(self) -> int | None:
+        """Columns of the terminal that reads our data, None when none does or it does not say."""
+        try:
+            return os.get_terminal_size(self.out.fileno()).columns or None
+        except (OSError, ValueError):  # no terminal; a stream without a descriptor
+            return None
 
     def _coloured(self, stream: TextIO) -> bool:
         if self._color != "auto":
