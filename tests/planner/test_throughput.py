@@ -39,8 +39,8 @@ THREE = _machine(3.2)
 
 
 def _ms(sequences: int, cache_bytes: float) -> float:
-    """A step reads 4 GiB of weights and every cache; 32 layers take 0.02 ms each."""
-    return (4 * GIB + sequences * cache_bytes) / 50e6 + 32 * 0.02
+    """A step reads 4 GiB of weights and every cache; 32 layers take 0.04 ms each."""
+    return (4 * GIB + sequences * cache_bytes) / 50e6 + 32 * 0.04
 
 
 def _ask(machine: HardwareProfile = THREE, **fields: Any) -> Plan:

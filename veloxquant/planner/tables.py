@@ -43,6 +43,7 @@ class SpeedConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer_overhead_source: str
     analytic_low: float
     analytic_high: float
+    analytic_rows: int
     analytic_source: str
     default_efficiency: float
     default_efficiency_source: str
