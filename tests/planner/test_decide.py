@@ -82,6 +82,14 @@ def test_ties_go_to_fewer_bytes_then_to_the_label() -> None:
     assert _labels(ask(llama_8b(), ROOMY, on_offer=variants, objective="quality")) == ["a", "c", "b"]
 
 
+def test_an_unchosen_variant_does_not_decide_between_two_others() -> None:
+    """0.010, 0.018 and 0.030 nats within a factor of two each: judged by the leader's range, the first would."""
+    a, b, c = Synthetic("a", 16, 0.010), Synthetic("b", 12, 0.018), Synthetic("c", 8, 0.030)
+    quality = {"objective": "quality", "max_kl": 1}
+    assert _labels(ask(llama_8b(), ROOMY, on_offer=offers(a, b, c), **quality)) == ["a", "c", "b"]
+    assert _labels(ask(llama_8b(), ROOMY, on_offer=offers(b, c), **quality)) == ["c", "b"]
+
+
 def test_balanced_leaves_a_tenth_of_the_working_set_free() -> None:
     """8-bit would fit at 90k but leave less than 1.18 GiB; 4-bit with a small step leaves more."""
     variants = offers(Synthetic("eight", 8, 0.001, fused=True), Synthetic("four", 4, 0.01, fused=True))

@@ -34,6 +34,13 @@ def test_stored_bytes_follow_the_engine_call_by_call(context: int, generation: i
     assert answer.chosen.memory.stored_bytes == 4 * 4096 * _slots_by_replay(context, generation, step)
 
 
+@pytest.mark.parametrize(("context", "slots"), [(813, 1068), (814, 856)])
+def test_a_longer_context_may_store_less_with_an_unaligned_step(context: int, slots: int) -> None:
+    """300, 300, 212, 1 tokens end in 812 + 256 slots; 300, 300, 213, 1 in 600 + 256: the engine's own doing."""
+    answer = ask(model([kv(8, 128)]), ROOMY, context_length=context, prefill_step_size=300)
+    assert answer.chosen.memory.stored_bytes == slots * 4096 == _slots_by_replay(context, 0, 300) * 4096
+
+
 @pytest.mark.parametrize(("batch", "slots"), [(1, 1), (3, 1), (1, 4), (2, 5)])
 def test_caches_scale_with_batch_times_slots_and_weights_do_not(batch: int, slots: int) -> None:
     """Stored bytes of all sequences; the weights are counted once."""
