@@ -7,6 +7,7 @@ takes a connection or opens one, and gives it back after a clean exchange. All d
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S = 0.010
 LAST_PAUSE_S = 0.160
 ATTEMPTS = 5
-"""Pauses of 10, 20, 40, 80 and 160 ms bridge a daemon's restart and a full backlog."""
+"""Pauses of 10, 20, 40, 80 and 160 ms bridge a daemon's start and a restart between two calls."""
 MAX_IDLE = 8
-PATIENCE_S = 2.0
-"""Silence after which the daemon is asked, on a second connection, whether it is alive."""
+FIRST_SILENCE_S = 0.5
+LAST_SILENCE_S = 4.0
+"""Silence after which the daemon is asked, on a second connection, whether it is alive; doubled each time it is."""
+PING_S = 1.5
+"""What a living daemon may take to answer that; its event loop is never busy for longer than some milliseconds."""
 _PING = b'{"jsonrpc":"2.0","id":0,"method":"ping"}\n'
 _ROOT = 0
 _ABSENT = (errno.ENOENT, errno.ECONNREFUSED)
@@ -56,6 +60,7 @@ class SocketTransport:
         self._wait_s = wait_s
         self._idle: list[_Connection] = []
         self._owner = os.getpid()
+        self._was_there = False
         self._was_absent = False
 
     def exchange(self, frame: bytes, deadline: float) -> bytes:
@@ -117,15 +122,17 @@ class SocketTransport:
 
     def _await(self, connection: _Connection, deadline: float) -> bytes:
         """The answer line. A long silence may be a slow trace or a hung daemon: a ping tells them apart."""
-        patience = min(PATIENCE_S, (deadline - time.monotonic()) / 4)
+        share = (deadline - time.monotonic()) / 4
+        silence, ping = min(FIRST_SILENCE_S, share), min(PING_S, share)
         while True:
-            pause_ends = time.monotonic() + patience
+            silence_ends = time.monotonic() + silence
             try:
-                return connection.line(min(deadline, pause_ends))
+                return connection.line(min(deadline, silence_ends))
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     raise
-                self._ping(min(deadline, time.monotonic() + patience))
+                self._ping(min(deadline, time.monotonic() + ping))
+            silence = min(silence * 2, LAST_SILENCE_S)
 
     def _ping(self, deadline: float) -> None:
         """Raises TimeoutError when the daemon does not answer at all. A fresh connection, not one of the pool."""
@@ -159,12 +166,10 @@ class SocketTransport:
             connection.close()
 
     def _connect(self, deadline: float) -> _Connection:
-        """Connect, trying again while the daemon is absent (restarting) or its backlog is full."""
+        """Connect, trying again while the daemon starts (its lock is held), restarts, or has a full backlog."""
         waiting_ends = time.monotonic() + self._wait_s
-        attempts = 1 if self._was_absent else ATTEMPTS + 1
-        pause = FIRST_PAUSE_S
+        pause, tried = FIRST_PAUSE_S, 0
         while True:
-            attempts -= 1
             try:
                 connection = _Connection(self._path)
             except BlockingIOError:
@@ -172,16 +177,20 @@ class SocketTransport:
                 error: OSError | None = None
             except OSError as failure:
                 error = _only_absent(failure, self._path)
-                if attempts <= 0 and time.monotonic() >= waiting_ends:
+                if not self._worth_trying(tried) and time.monotonic() >= waiting_ends:
                     self._was_absent = True
                     raise _not_running(self._path, error) from None
             else:
-                self._was_absent = False
+                self._was_there, self._was_absent = True, False
                 return connection
             if time.monotonic() + pause >= deadline:
                 raise _no_connection(self._path, error) from None
             time.sleep(_jittered(pause))
-            pause = min(pause * 2, LAST_PAUSE_S)
+            pause, tried = min(pause * 2, LAST_PAUSE_S), tried + 1
+
+    def _worth_trying(self, tried: int) -> bool:
+        """Whether an absent daemon may be there in a moment: one that we talked to, or one that holds the lock."""
+        return tried < ATTEMPTS and not self._was_absent and (tried > 0 or self._was_there or _lock_held(self._path))
 
 
 class _Broken(Exception):
@@ -278,6 +287,26 @@ def _refuse_foreign(path: Path) -> None:
             hint="set VELOXQUANT_SOCKET to a path in a folder of your own",
             field="socket.path",
         )
+
+
+def _lock_held(path: Path) -> bool:
+    """Whether a daemon holds the lock beside this socket; a lock that cannot be looked at counts as held."""
+    from veloxquant.paths import lock_path
+
+    try:
+        descriptor = os.open(lock_path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        # Shared and for an instant: a daemon that starts just now tries for longer than that.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _only_absent(error: OSError, path: Path) -> OSError:
