@@ -184,7 +184,7 @@ def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> 
             _unknown(section, str(place), _SECTIONS)
         if not isinstance(entries, dict):
             raise ConfigInvalid(
-                f"{section} in {place} is {entries!r}, which is no section",
+                f"{section} in {place} is {_shown(entries)}, which is no section",
                 hint=f"write [{section}] on a line of its own and its keys below",
                 field=section,
             )
@@ -297,6 +297,9 @@ def _parse(data: bytes, place: Path) -> dict[str, Any]:
         _refuse_file(place, f"is broken TOML: {reason}", "mend the line named; text values need quotes")
     except RecursionError:
         _refuse_file(place, "is nested too deeply", "no key takes nested values")
+    except ValueError:
+        # Not of the parser's own kind: Python reads no whole number of more than 4,300 digits.
+        _refuse_file(place, "holds a number of thousands of digits", "no key takes a number above 2**53")
 
 
 def _unknown(name: str, origin: str, known: Mapping[str, Any]) -> NoReturn:
@@ -326,7 +329,10 @@ def _is_utf8(text: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # no whole number of more than 4,300 digits is printed, but one in hexadecimal is read
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 -- one line of text
 
 
