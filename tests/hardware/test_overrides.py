@@ -140,6 +140,24 @@ def test_working_set_given_to_a_machine_without_gpu_starts_empty(this_linux: Sou
     assert (made.working_set_bytes, made.active_bytes) == (12 * GIB, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"), [("Apple Q9", "Apple M5"), ("apple m4 mx", "Apple M4 Max"), ("Apple M4 Mega", "Apple M4 Max")]
+)
+def test_an_apple_chip_that_cannot_be_is_refused_with_what_comes_close(name: str, near: str) -> None:
+    """A misspelt Mac is not planned for as if it were a machine nobody knows."""
+    with pytest.raises(InvalidParams, match=r"hardware\.chip is") as caught:
+        with_overrides(MAC, {"chip": name})
+    assert caught.value.field == "hardware.chip"
+    assert near in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "Applecorp X", "Pineapple M4"])
+def test_names_of_other_makers_are_taken(name: str) -> None:
+    """Only names that start with the word Apple follow the grammar."""
+    made = with_overrides(MAC, {"chip": name})
+    assert (made.chip, made.bandwidth_gbps, made.working_set_bytes) == (name, None, None)
+
+
 def test_other_chips_can_be_named() -> None:
     """What is no Apple M chip has no facts, and given ones count."""
     made = with_overrides(MAC, {"chip": "AMD EPYC 7M12", "bandwidth_gbps": 200})

@@ -96,6 +96,11 @@ def clean(name: str) -> str:
     return parsed.name if parsed else " ".join(_NOISE.sub(" ", name).split())
 
 
+def names() -> tuple[str, ...]:
+    """The chips of the table by name, each once, oldest generation first."""
+    return tuple(dict.fromkeys(parsed.name for parsed, _ in _parsed_rows()))
+
+
 def lookup(name: str | ChipName, gpu_cores: int | None = None) -> ChipFacts | None:
     """Facts of this chip with this many GPU cores; None when the name is no Apple M chip.
 

@@ -152,7 +152,7 @@ def _chip_facts(found: Findings, read: Sources) -> None:
         found.put("prefill_tflops", facts.prefill_tflops, facts.sources["prefill_tflops"])
         found.put("decode_efficiency", facts.decode_efficiency, facts.sources["decode_efficiency"])
         return
-    found.missing("bandwidth_gbps", "not in the chip table, and not calibrated on this machine")
+    found.missing("bandwidth_gbps", "not in the chip table; `veloxquantctl hardware --calibrate` measures it")
     for field in ("prefill_tflops", "decode_efficiency"):
         found.missing(field, "not in the chip table")
 

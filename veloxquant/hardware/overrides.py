@@ -17,7 +17,7 @@ from veloxquant.hardware import chips, recorded
 from veloxquant.hardware.findings import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from veloxquant.profiles import HardwareProfile
 
@@ -131,10 +131,7 @@ def _put(fields: dict[str, Any], sources: dict[str, str], field: str, value: Any
 def _checked(key: str, value: Any) -> Any:
     check = _KEYS.get(key)
     if check is None:
-        import difflib
-
-        near = difflib.get_close_matches(str(key), _KEYS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_KEYS)}"
+        hint = _near(str(key), tuple(_KEYS), most=1)
         raise InvalidParams(f"hardware.{key} is not known", hint=hint, field=f"hardware.{key}")
     return check(f"hardware.{key}", value)
 
@@ -171,6 +168,26 @@ def _name(field: str, value: Any) -> str:
     raise _refusal(field, value, f"one line of at most {_MOST_TEXT} characters", 'give a name such as "Apple M4 Max"')
 
 
+def _chip(field: str, value: Any) -> str:
+    """Any processor may be named; one that is called Apple's must be an M chip, or planning would know nothing of it."""
+    name = _name(field, value)
+    if name.split()[0].lower() != "apple" or chips.parse(name):
+        return name
+    raise InvalidParams(
+        f"{field} is {name!r}; Apple's are called Apple M, a number, then Pro, Max, Ultra or nothing",
+        hint=_near(name, chips.names(), most=3),
+        field=field,
+    )
+
+
+def _near(word: str, known: Sequence[str], *, most: int) -> str:
+    """What to say about a word that is not known: those that come close, else all."""
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=most)
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+
+
 def _version(field: str, value: Any) -> str:
     found = text(value)
     if found is not None and found[0].isdigit() and " " not in found:
@@ -184,7 +201,7 @@ def _refusal(field: str, value: Any, expected: str, hint: str) -> InvalidParams:
 
 
 _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
-    "chip": _name,
+    "chip": _chip,
     "gpu_cores": _cores,
     "total_memory_bytes": _size,
     "working_set_bytes": _size,
