@@ -78,6 +78,25 @@ def test_device_report_while_the_kernel_states_the_limit(example: dict[str, Any]
     assert "iogpu" in profile.sources["working_set_bytes"]
 
 
+@pytest.mark.parametrize(
+    "example", [e for e in DEVICES if "raised" in (e.get("note") or "")], ids=lambda e: str(e["device_name"])
+)
+def test_report_of_a_limit_that_was_lifted_since(example: dict[str, Any], mac: Any) -> None:
+    """The kernel says 0, "system default", and MLX still reports the raised limit: the default in the buffer counts."""
+    info = {key: example[key] for key in KEYS if example[key] is not None}
+    profile = detect(mac(info=info, whole={"iogpu.wired_limit_mb": 0}))
+    assert profile.working_set_bytes == int(example["max_buffer_length"] / 0.75)
+    assert profile.wired_limit_bytes is None
+    assert "lifted" in profile.sources["working_set_bytes"]
+    kept = detect(
+        mac(
+            info=info | {"max_recommended_working_set_size": example["max_buffer_length"]},
+            whole={"iogpu.wired_limit_mb": 0},
+        )
+    )
+    assert kept.working_set_bytes == example["max_buffer_length"]
+
+
 @pytest.mark.parametrize("example", PARTIAL, ids=[f"{e['device_name']}-{n}" for n, e in enumerate(PARTIAL)])
 def test_partial_report(example: dict[str, Any], mac: Any) -> None:
     """What a partial report does name arrives, and what it does not name stays unknown with a reason."""

@@ -23,6 +23,7 @@ READINGS = ("working_set_bytes", "active_bytes", "available_bytes")
 _MIB = 2**20
 # Reports agree with buffer = 0.75 x default to within rounding; a limit raised by hand moves it by far more.
 _TOLERANCE = 0.005
+_DEFAULT_RULES = "the system's default limit rules"
 
 
 def fill(found: Findings, read: Sources, said: Readings) -> None:
@@ -91,11 +92,16 @@ def _metal(found: Findings, read: Sources, said: Readings) -> None:
         found.put("wired_limit_bytes", limit, "sysctl iogpu.wired_limit_mb")
         found.put("working_set_bytes", limit, "sysctl iogpu.wired_limit_mb")
         return
+    default = int(buffer / BUFFER_SHARE) if buffer is not None else None
     source = f"{device.call} max_recommended_working_set_size"
-    found.put("working_set_bytes", reported, source, said.device.failed)
-    if reported is not None and buffer is not None and reported > buffer / BUFFER_SHARE * (1 + _TOLERANCE):
-        default = int(buffer / BUFFER_SHARE)
-        source = f"{device.call}: above max_buffer_length / {BUFFER_SHARE} = {default}, so the limit was raised"
-        found.put("wired_limit_bytes", reported, source)
+    if reported is None or default is None or reported <= default * (1 + _TOLERANCE):
+        found.put("working_set_bytes", reported, source, said.device.failed)
+        found.missing("wired_limit_bytes", failed or _DEFAULT_RULES)
+    elif amount(mebibytes) == 0:
+        now = f"max_buffer_length / {BUFFER_SHARE}: iogpu.wired_limit_mb is 0, so the raised limit MLX saw was lifted"
+        found.put("working_set_bytes", default, f"{device.call} {now}")
+        found.missing("wired_limit_bytes", _DEFAULT_RULES)
     else:
-        found.missing("wired_limit_bytes", failed or "the system's default limit rules")
+        raised = f"above max_buffer_length / {BUFFER_SHARE} = {default}, so the limit was raised"
+        found.put("working_set_bytes", reported, source)
+        found.put("wired_limit_bytes", reported, f"{device.call}: {raised}")
