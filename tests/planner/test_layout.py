@@ -28,7 +28,9 @@ def test_the_trace_decides_and_is_cited() -> None:
     probe = Probe(method="affine", label="affine4-g64", packed=(0, 1, 2), kept=(kept,))
     one = _packed(model([kv(8, 128)] * 4, probes=(probe,)))
     assert (one.layers.packed, one.layers.kept) == (3, 1)
-    assert one.layers.reasons == {"donor": "1 layer: are read by other layers as they are ('tuple' has no shape)"}
+    assert one.layers.reasons == {
+        "donor": "1 layer keeps the engine's cache, which other layers read as it is ('tuple' has no shape)"
+    }
     assert one.memory.evidence.source == "traced"
     assert one.memory.stored_bytes == 4096 * 4096 * (3 * 4.5 / 16 + 1)
     assert one.engine_settings is None
@@ -69,13 +71,24 @@ def test_layers_of_mixed_widths_are_packed_where_the_group_divides() -> None:
     assert "groups of 64 do not divide" in one.layers.reasons["width"]
 
 
-@pytest.mark.parametrize(("word", "code"), [("width", "width_not_divisible"), ("sinks", "not_supported_by_engine")])
-def test_nothing_packed_in_the_trace_is_a_rejection(word: str, code: str) -> None:
-    """With the code of what stood in the way."""
+@pytest.mark.parametrize(
+    ("word", "code", "told"),
+    [
+        ("width", "width_not_divisible", "why"),
+        ("engine_error", "not_supported_by_engine", "why"),
+        (
+            "sinks",
+            "not_supported_by_engine",
+            "1 layer keeps the engine's cache: attention sinks, which packed attention refuses (why)",
+        ),
+    ],
+)
+def test_nothing_packed_in_the_trace_is_a_rejection(word: str, code: str, told: str) -> None:
+    """With the code of what stood in the way, and in words unless the method or the engine had its own."""
     probe = Probe(method="affine", label="affine4-g64", kept=(KeptLayer(index=0, reason=word, detail="why"),))
     answer = ask(model([kv(8, 128)], probes=(probe,)), MACHINE, on_offer=FOUR)
     assert answer.decision == "nothing_to_quantize"
-    assert (rejection(answer, "affine4-g64").reason, rejection(answer, "affine4-g64").detail) == (code, "why")
+    assert (rejection(answer, "affine4-g64").reason, rejection(answer, "affine4-g64").detail) == (code, told)
 
 
 def test_a_width_the_trace_refused_keeps_its_own_code() -> None:

@@ -7,7 +7,7 @@ method is asked layer by layer, and what only the engine could refuse (sinks, a 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,26 @@ ENGINE_OWN = "fp16"
 """Name of the method that leaves the engine's own caches in place."""
 
 _WORDS = {
-    "window": "keep the engine's sliding window",
-    "state": "keep the engine's recurrent state, which does not grow",
-    "latent": "keep the engine's latent cache, which attention reads directly",
-    "composite": "keep the engine's composite cache",
-    "donor": "are read by other layers as they are",
-    "sinks": "use attention sinks, which packed attention refuses",
-    "width": "have a width that the variant's groups do not divide",
-    "engine_error": "are refused by the engine",
+    "window": "sliding window, which does not grow beyond its size",
+    "state": "recurrent state, which does not grow",
+    "latent": "latent cache, which attention reads directly",
+    "composite": "composite cache",
+    "donor": "cache, which other layers read as it is",
+    "sinks": "cache: attention sinks, which packed attention refuses",
+    "width": "cache: the variant's groups do not divide the width",
+    "engine_error": "cache: the variant was refused",
 }
+_INSIDE = {
+    "kv": "a growing cache",
+    "concat": "a growing cache",
+    "window": "a sliding window",
+    "chunked": "a chunked window",
+    "state": "a recurrent state",
+}
+_NEVER_ASKED = frozenset({"window", "state", "composite"})
+"""Layers of these kinds are passed over; what stands in a variant's way is what the others said."""
+_OWN_WORDS = frozenset({"width", "engine_error"})
+"""Refused in a sentence of the method or the engine that needs no other."""
 
 Counted = tuple[CachePart, int]
 """A cache part and how many layers hold one like it."""
@@ -78,19 +89,25 @@ def lay_out(model: ModelProfile, offer: Offer) -> Layout | Refusal:
 
 @lru_cache(maxsize=64)
 def engine_own(model: ModelProfile) -> Layout:
-    """Nothing replaced."""
-    return _layout(model, (), (), proven=True)
+    """Nothing replaced; layers that are more than one plain growing cache are named all the same."""
+    special = [(alike, indices) for alike, indices in _alike(model) if not _plain(alike)]
+    kept = tuple((index, _structural(alike)) for alike, indices in special for index in indices)
+    return replace(_layout(model, (), kept, proven=True), kept_reasons=frozenset())
 
 
 @lru_cache(maxsize=1024)
 def _probed(model: ModelProfile, probe: Probe) -> Layout | Refusal:
-    kept = tuple((k.index, _kept(k.reason, k.detail)) for k in probe.kept)
+    inside = {layer.index: _inside(layer) for layer in model.layers if len(layer.parts) > 1}
+    kept = tuple((k.index, _kept(k.reason, k.detail or inside.get(k.index, ""))) for k in probe.kept)
     if probe.packed and probe.refused is None:
         return _layout(model, probe.packed, kept, proven=True)
     nothing = _nothing_packed(kept)
     if probe.refused is None or nothing.reason != "not_supported_by_engine":
         return nothing
-    return Refusal(nothing.reason, f"refused in the trace of this model: {probe.refused}")
+    told = nothing.detail if probe.refused in nothing.detail else probe.refused
+    if kept and told != nothing.detail:
+        told = f"{told}; {nothing.detail}"
+    return Refusal(nothing.reason, f"refused in the trace of this model: {told}")
 
 
 def _kept(word: str, detail: str) -> _Kept:
@@ -102,7 +119,7 @@ def _unproven(model: ModelProfile, offer: Offer) -> Layout | Refusal:
     kept: list[tuple[int, _Kept]] = []
     for alike, indices in _alike(model):
         part = alike.packable
-        answer = _kept(_kind(alike), "") if part is None or part.latent else _ask(offer, part)
+        answer = _structural(alike) if part is None or part.latent else _ask(offer, part)
         if answer is None:
             packed += indices
         else:
@@ -137,10 +154,29 @@ def _ask(offer: Offer, part: CachePart) -> _Kept | None:
 def _nothing_packed(kept: tuple[tuple[int, _Kept], ...]) -> Refusal:
     """The code of the layers that came closest to being packed: a width the variant itself refused comes first."""
     reasons = [k for _, k in kept]
-    asked = [k for k in reasons if k.reason in ("width_not_divisible", "quarantined")]
-    reason: Reason = asked[0].reason if asked else "not_supported_by_engine"
-    details = dict.fromkeys(k.detail or f"layers {_WORDS.get(k.word, k.word)}" for k in (asked or reasons))
+    closest = [k for k in reasons if k.reason in ("width_not_divisible", "quarantined")]
+    closest = closest or [k for k in reasons if k.word not in _NEVER_ASKED] or reasons
+    reason: Reason = closest[0].reason if closest else "not_supported_by_engine"
+    counts = Counter(closest)
+    details = dict.fromkeys(
+        k.detail if k.detail and k.word in _OWN_WORDS else _sentence(k.word, counts[k], k.detail) for k in closest
+    )
     return Refusal(reason, "; ".join(details) or "the model has no cache that could be packed")
+
+
+def _plain(layer: CacheLayer) -> bool:
+    part = layer.packable
+    return part is not None and not part.latent
+
+
+def _structural(layer: CacheLayer) -> _Kept:
+    """A layer that no variant is asked about, by its kind."""
+    return _kept(_kind(layer), _inside(layer) if len(layer.parts) > 1 else "")
+
+
+def _inside(layer: CacheLayer) -> str:
+    names = dict.fromkeys("a latent cache" if part.latent else _INSIDE[part.kind] for part in layer.parts)
+    return " and ".join(names) + " in one"
 
 
 def _kind(layer: CacheLayer) -> str:
@@ -203,5 +239,5 @@ def _classes(parts: tuple[CachePart, ...]) -> set[str]:
 
 
 def _sentence(word: str, count: int, detail: str) -> str:
-    layers = "1 layer" if count == 1 else f"{count} layers"
-    return f"{layers}: {_WORDS.get(word, word)}" + (f" ({detail})" if detail else "")
+    layers = "1 layer keeps" if count == 1 else f"{count} layers keep"
+    return f"{layers} the engine's {_WORDS.get(word, f'cache: {word}')}" + (f" ({detail})" if detail else "")
