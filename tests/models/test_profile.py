@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -228,11 +229,50 @@ def test_unselected_experts_are_not_read(tiny: dict[str, Any]) -> None:
     assert found.active_parameters == found.num_parameters - 4 * 6 * 3 * 128 * 256
 
 
-def test_packing_that_only_the_files_can_tell_is_said(tiny: dict[str, Any]) -> None:
-    """No bytes rather than wrong bytes."""
-    found = tracing.trace({**tiny, "quantization_config": {"quant_method": "awq"}}, "float16")
-    assert found.weights_bytes is None
-    assert "'awq'" in found.weights_source
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"quant_method": "awq"},
+        {"quant_method": "gptq", "bits": 4, "group_size": 64},  # leaves embedding and output head alone
+        {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]},
+        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    ],
+)
+def test_packing_that_only_the_files_can_tell_is_said(tiny: dict[str, Any], foreign: dict[str, Any]) -> None:
+    """No bytes rather than wrong bytes; mlx-lm looks into text_config too."""
+    for config in ({"quantization_config": foreign}, {"text_config": {"quantization_config": foreign}}):
+        found = tracing.trace({**tiny, **config}, "float16")
+        assert found.weights_bytes is None
+        assert repr(foreign["quant_method"]) in found.weights_source
+
+
+@pytest.mark.parametrize("scales", [{}, {"scale_fmt": "ue8m0", "weight_block_size": [128, 128]}])
+def test_8_bit_floats_weigh_what_the_engine_makes_of_them(
+    tiny: dict[str, Any], tmp_path: Path, scales: dict[str, Any]
+) -> None:
+    """An fp8 checkpoint is widened when it is loaded: 16 bits a parameter, and not the bytes of its file."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({**tiny, "quantization_config": {"quant_method": "fp8", **scales}})
+    )
+    header = b'{"a":{"dtype":"F8_E4M3","shape":[64],"data_offsets":[0,64]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    found = ask(resolve(path=str(tmp_path)))
+    assert found.num_parameters is not None
+    assert (found.weights_bytes, found.weight_bits) == (2 * found.num_parameters, 16)
+    assert any("widens" in note for note in found.notes)
+
+
+def test_8_bit_floats_without_the_engine_count_twice(
+    monkeypatch: pytest.MonkeyPatch, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """The static reader knows no shapes: 64 numbers of 8 bits become 16; those that stay packed count as they are."""
+    monkeypatch.setattr(profiles, "engine_version", lambda: None)
+    header = b'{"a":{"dtype":"F8_E4M3","shape":[64],"data_offsets":[0,64]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    for scales, held in (({}, 128), ({"scale_fmt": "ue8m0", "weight_block_size": [32, 32]}, 64)):
+        config = {**tiny, "quantization_config": {"quant_method": "fp8", **scales}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert ask(resolve(path=str(tmp_path))).weights_bytes == held
 
 
 def test_watching_leaves_the_engine_as_it_was() -> None:
@@ -306,14 +346,27 @@ def test_a_model_without_layers_is_invalid() -> None:
         layers.read([], [], {})
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+def eight_bits_at_the_end(path: str, _: Any) -> bool | dict[str, Any]:
+    """A mixed recipe: the last projection of each block at 8 bits, the rest as asked."""
+    return {"group_size": 32, "bits": 8, "mode": "affine"} if "down_proj" in path else True
+
+
+@pytest.mark.parametrize(
+    ("how", "recipe"),
+    [
+        ({"bits": 4, "group_size": 64}, None),
+        ({"bits": 8, "group_size": 64}, None),
+        ({"bits": 4, "group_size": 64}, eight_bits_at_the_end),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, None),
+    ],
+)
 def test_a_checkpoint_quantized_by_the_engine_weighs_what_shapes_say(
-    tiny: dict[str, Any], tmp_path: Path, bits: int
+    tiny: dict[str, Any], tmp_path: Path, how: dict[str, Any], recipe: Any
 ) -> None:
     """mlx-lm quantizes and saves a model; its files hold the bytes that the trace finds without any file."""
     from mlx_lm.utils import quantize_model, save_config, save_model
 
-    model, config = quantize_model(engine.build(tiny, "float16"), tiny, group_size=64, bits=bits)
+    model, config = quantize_model(engine.build(tiny, "float16"), tiny, quant_predicate=recipe, **how)
     save_model(tmp_path, model)
     save_config(config, tmp_path / "config.json")
     source = resolve(path=str(tmp_path))

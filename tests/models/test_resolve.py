@@ -135,6 +135,53 @@ def test_without_a_usable_revision_the_newest_snapshot_is_taken(hub: Path, refer
     assert resolve(model_id="org/name").config["hidden_size"] == 1
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "long", "loop"])
+def test_a_revision_that_is_no_short_text_is_not_waited_for(hub: Path, kind: str) -> None:
+    """A FIFO would make a plain read wait for ever, and a link may lead to itself."""
+    main = hub / "refs" / "main"
+    main.unlink()
+    made = {
+        "pipe": lambda: os.mkfifo(main),
+        "folder": main.mkdir,
+        "long": lambda: main.write_text("b" * 10**6),
+        "loop": lambda: main.symlink_to(main),
+    }
+    made[kind]()
+    os.utime(hub / "snapshots" / ("a" * 40) / "config.json", (2e9, 2e9))
+    assert resolve(model_id="org/name").config["hidden_size"] == 1
+
+
+def test_links_that_lead_to_themselves_are_no_model(hub: Path) -> None:
+    """Snapshot folders and configs alike."""
+    for revision in ("a" * 40, "b" * 40):
+        config = hub / "snapshots" / revision / "config.json"
+        config.unlink()
+        config.symlink_to("config.json")
+    (hub / "snapshots" / "c").symlink_to("c")
+    with pytest.raises(ModelNotFound):
+        resolve(model_id="org/name")
+    with pytest.raises(ModelNotFound, match="symbolic links"):
+        resolve(path=str(hub / "snapshots" / "c"))
+
+
+@pytest.mark.parametrize("cache", ["~nobody-of-that-name/hub", "/" + "x" * 5000, "/dev/null"])
+def test_a_cache_folder_no_system_has_holds_no_model(monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+    """Unknown users, endless names and files are typed errors."""
+    monkeypatch.setenv("HF_HUB_CACHE", cache)
+    with pytest.raises(ModelNotFound):
+        resolve(model_id="org/name")
+
+
+def test_a_folder_whose_name_is_no_text_still_has_a_name(folder: Path) -> None:
+    """File names are bytes; a model's name goes over the wire as UTF-8."""
+    try:
+        odd = folder.rename(folder.with_name(os.fsdecode(b"m\xff")))
+    except OSError:  # macOS keeps names as text
+        return
+    source = resolve(path=str(odd))
+    assert source.model_id.encode().decode() == "m?"
+
+
 def test_an_id_that_was_not_downloaded_is_not_found(hub: Path) -> None:
     """And the error says that nothing is downloaded."""
     with pytest.raises(ModelNotFound, match="org/other") as error:
@@ -189,6 +236,15 @@ def test_inline_configs_hold_what_json_can(config: dict[Any, Any]) -> None:
     with pytest.raises(ModelConfigInvalid) as error:
         resolve(config=config)
     assert error.value.field == "model.config"
+
+
+def test_a_list_inside_itself_many_times_over_is_refused_soon() -> None:
+    """Thirty levels of doubling are 2**30 values; no config has so many."""
+    value: list[Any] = []
+    for _ in range(30):
+        value = [value, value]
+    with pytest.raises(ModelConfigInvalid, match="holds more than"):
+        resolve(config={"x": value})
 
 
 def test_exactly_one_way_to_name_a_model() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -101,6 +103,14 @@ def test_the_oldest_files_make_room(tmp_path: Path) -> None:
     store.write(tmp_path, KEY, PROFILE, complete=True)
     assert len(list(tmp_path.iterdir())) == 513
     assert not (tmp_path / "0.tmp").exists()
+
+
+def test_a_file_that_another_process_takes_away_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes make room at the same time: one finds a name whose file is gone."""
+    entry = SimpleNamespace(is_file=lambda **_: True, stat=(tmp_path / "gone").stat, path="gone")
+    monkeypatch.setattr(os, "scandir", lambda _: contextlib.nullcontext([entry]))
+    store.write(tmp_path, KEY, PROFILE, complete=True)
+    assert store.read(tmp_path, KEY) == PROFILE
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -106,18 +107,25 @@ def test_a_link_whose_target_is_gone_is_a_missing_file(tmp_path: Path) -> None:
     assert facts.missing == ("model.safetensors",)
 
 
+def test_links_that_lead_to_themselves_and_pipes_are_no_weights(tmp_path: Path) -> None:
+    """Nothing is opened that a read could wait on."""
+    (tmp_path / "model-1.safetensors").symlink_to("model-1.safetensors")
+    os.mkfifo(tmp_path / "model-2.safetensors")
+    (tmp_path / weights.INDEX).mkdir()
+    assert weights.read(tmp_path) is None
+
+
 def test_a_folder_without_weights_has_no_facts(tmp_path: Path) -> None:
     """None, not zero."""
     assert weights.read(tmp_path) is None
 
 
-def test_8_bit_floats_are_noted(tmp_path: Path) -> None:
+def test_8_bit_floats_are_told_apart(tmp_path: Path) -> None:
     """The engine may widen them, so the bytes on disk are not those in memory."""
     save(tmp_path / "model.safetensors", {"a": ("F8_E4M3", 100), "n": ("BF16", 1)})
     facts = weights.read(tmp_path)
     assert facts is not None
-    assert facts.dtype == "bfloat16"
-    assert "widen" in facts.notes[0]
+    assert (facts.dtype, facts.weights_bytes, facts.float8_bytes) == ("bfloat16", 102, 100)
 
 
 WHOLE = struct.pack("<Q", 60) + b'{"a":{"dtype":"BF16","shape":[10],"data_offsets":[0,20]}}   ' + bytes(20)

@@ -66,6 +66,26 @@ def stated_dtype(config: Mapping[str, Any]) -> str | None:
     return stated if stated in ("bfloat16", "float16", "float32") else None
 
 
+def foreign_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How another program quantized the checkpoint; mlx-lm looks at the config, then at its text_config."""
+    text_config = config.get("text_config")
+    inner = text_config.get("quantization_config") if isinstance(text_config, Mapping) else None
+    found = config.get("quantization_config", inner)
+    return found if isinstance(found, Mapping) and found else None
+
+
+def widens_float8(config: Mapping[str, Any]) -> bool:
+    """Whether the engine makes 16-bit weights of 8-bit floats when it loads them.
+
+    It does for quant_method "fp8", but for power-of-two scales over blocks of 32 x 32 (mlx_lm.utils.load_model).
+    """
+    foreign = foreign_quantization(config)
+    if foreign is None or foreign.get("quant_method") != "fp8" or isinstance(config.get("quantization"), Mapping):
+        return False
+    block = foreign.get("weight_block_size")
+    return not (foreign.get("scale_fmt") == "ue8m0" and isinstance(block, (list, tuple)) and [*block] == [32, 32])
+
+
 def head_width(config: Mapping[str, Any], layers: Sequence[CacheLayer]) -> int | None:
     """Width of one query head: what the config says, else that of the first plain growing key."""
     parts = [part for layer in layers for part in layer.parts if part.kind == "kv"]

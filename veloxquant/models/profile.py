@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid, ModelError, ModelNotSupported
-from veloxquant.models import static, store
+from veloxquant.models import fields, static, store
 from veloxquant.models.exchange import ProbeRequest, TraceRequest
 from veloxquant.models.resolve import compute_dtype
 from veloxquant.models.trace import trace
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from veloxquant.models.exchange import Failed
     from veloxquant.models.resolve import ModelSource
+    from veloxquant.models.weights import WeightFacts
     from veloxquant.profiles.model import ModelProfile
 
-TRACE_SCHEMA = 1
+TRACE_SCHEMA = 2
 """Raised when what a trace says, or how it is found, changes; part of the key of kept profiles."""
 
 
@@ -107,22 +108,32 @@ def _static(source: ModelSource, why: str, otherwise: type[ModelError]) -> Model
 def _weighed(found: ModelProfile, source: ModelSource) -> ModelProfile:
     """Let what the weight files or the caller say win over what parameter shapes imply."""
     facts = source.weights
-    notes = (*found.notes, *(facts.notes if facts is not None else ()))
+    held, notes = (None, ()) if facts is None else _held(facts, found, source.config)
     weights_bytes, read, origin = found.weights_bytes, found.read_bytes_per_token, found.weights_source
-    if facts is not None and facts.weights_bytes is not None:
+    if facts is not None and held is not None:
         if read is not None and weights_bytes:
-            read = round(read * facts.weights_bytes / weights_bytes)
-        weights_bytes, origin = facts.weights_bytes, facts.source
+            read = round(read * held / weights_bytes)
+        weights_bytes, origin = held, facts.source
     bits = weights_bytes * 8 / found.num_parameters if weights_bytes is not None and found.num_parameters else None
     return msgspec.structs.replace(
         found,
         model_id=source.model_id,
-        notes=notes,
+        notes=(*found.notes, *notes),
         weights_bytes=weights_bytes,
         weights_source=origin or "unknown: no weight files, and none were traced",
         read_bytes_per_token=read,
         weight_bits=bits,
     )
+
+
+def _held(facts: WeightFacts, found: ModelProfile, config: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
+    """Bytes of the weights once loaded, None where parameter shapes know better, and what is to be said of them."""
+    if not facts.float8_bytes or facts.source == "given" or facts.weights_bytes is None:
+        return facts.weights_bytes, facts.notes
+    if not fields.widens_float8(config):
+        return facts.weights_bytes, (*facts.notes, "the files hold 8-bit floats; they are counted as they are")
+    notes = (*facts.notes, "the files hold 8-bit floats, which the engine widens to 16 bits when it loads them")
+    return (None if found.weights_bytes is not None else facts.weights_bytes + facts.float8_bytes), notes
 
 
 def _key(source: ModelSource, probes: Sequence[Mapping[str, Any]], fingerprint: str) -> str:

@@ -14,15 +14,17 @@ import msgspec
 
 from veloxquant.errors import InvalidParams, ModelConfigInvalid, ModelNotFound
 from veloxquant.models import fields, weights
-from veloxquant.models.weights import WeightFacts
+from veloxquant.models.weights import WeightFacts, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_CONFIG_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+MAX_VALUES = 2**20
 MAX_WEIGHTS_BYTES = 2**53
 _MAX_LABEL = 256
+_MAX_REVISION_BYTES = 128
 _ASSUMED_DTYPE = "bfloat16"
 
 _ID = re.compile(
@@ -73,11 +75,16 @@ def hub_cache(env: Mapping[str, str] = os.environ) -> Path:
     """Where huggingface_hub keeps downloads: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if env.get(variable):
-            return Path(env[variable]).expanduser()
+            return _home_expanded(env[variable])
     if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "hub"
-    caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".cache")
+        return _home_expanded(env["HF_HOME"]) / "hub"
+    caches = env.get("XDG_CACHE_HOME") or str(_home_expanded(env.get("HOME") or "~") / ".cache")
     return Path(caches) / "huggingface" / "hub"
+
+
+def _home_expanded(name: str) -> Path:
+    """The path with a leading ~ replaced, as it stands where there is no such home."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111 -- Path.expanduser raises for an unknown user
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -145,15 +152,25 @@ def _cached(model_id: str) -> ModelSource:
 
 def _snapshot(home: Path) -> Path | None:
     """The snapshot that refs/main names, else the newest one with a config."""
-    try:
-        revision = (home / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        revision = ""
+    revision = _revision(home / "refs" / "main")
     named = home / "snapshots" / revision
-    if _REVISION.fullmatch(revision) and (named / "config.json").is_file():
+    if _REVISION.fullmatch(revision) and is_file(named / "config.json"):
         return named
-    found = [path for path in (home / "snapshots").glob("*/config.json") if path.is_file()]
+    try:
+        found = [path for path in (home / "snapshots").glob("*/config.json") if is_file(path)]
+    except OSError:  # a path longer than the system takes
+        return None
     return max(found, key=lambda path: (_changed_ns(path), path.parent.name)).parent if found else None
+
+
+def _revision(reference: Path) -> str:
+    """What a reference file says; "" for none, for one that is no short text, and for what a read could wait on."""
+    try:
+        if not is_file(reference) or reference.stat().st_size > _MAX_REVISION_BYTES:
+            return ""
+        return reference.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _changed_ns(path: Path) -> int:
@@ -167,7 +184,7 @@ def _folder(folder: Path, name: str, field: str) -> ModelSource:
     config = _read(folder / "config.json", field)
     label = name if field == "model.id" else folder.resolve().name
     return ModelSource(
-        model_id=label,
+        model_id=label.encode(errors="replace").decode(),  # names need not be text on every file system
         config=config,
         config_hash=config_hash(config),
         weights=weights.read(folder),
@@ -198,8 +215,12 @@ def _read(path: Path, field: str) -> dict[str, Any]:
 def _check(config: dict[str, Any], field: str, where: str) -> None:
     """Refuse what JSON could not hold, what is nested too deep, and NaN (infinities occur in published configs)."""
     pending: list[tuple[Any, int]] = [(config, 0)]
+    seen = 0
     while pending:
         value, depth = pending.pop()
+        seen += 1
+        if seen > MAX_VALUES:  # a Python caller's value may hold one list many times over
+            raise _invalid(field, f"{where} holds more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise _invalid(field, f"{where} is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, dict):

@@ -65,8 +65,12 @@ def write(folder: Path, key: str, profile: ModelProfile, *, complete: bool) -> N
 
 def _forget_oldest(folder: Path) -> None:
     """Keep the newest files only; leftovers of killed writers go with them."""
+    files = []
     with os.scandir(folder) as found:
-        files = [(entry.stat().st_mtime_ns, entry.path) for entry in found if entry.is_file(follow_symlinks=False)]
+        for entry in found:
+            with contextlib.suppress(OSError):  # another process keeps house at the same time
+                if entry.is_file(follow_symlinks=False):
+                    files.append((entry.stat().st_mtime_ns, entry.path))
     for _, path in sorted(files)[: max(0, len(files) - _MAX_FILES)]:
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108 -- a name, not a path, is at hand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from functools import lru_cache
@@ -23,6 +24,7 @@ _MAX_INDEX_BYTES = 64 * 2**20
 
 _OF_MANY = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_FLOATS_8 = ("F8_E4M3", "F8_E5M2")
 
 
 class WeightFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,8 @@ class WeightFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     """Of the scales in a quantized checkpoint, else of most of the weights; None when it must come from the config."""
     quantized: bool = False
+    float8_bytes: int = 0
+    """Bytes held as 8-bit floats, which the engine may widen to 16 bits."""
     missing: tuple[str, ...] = ()
     """Files the index or the numbering names that are not there."""
     notes: tuple[str, ...] = ()
@@ -63,14 +67,14 @@ def read(folder: Path) -> WeightFacts | None:
     Raises ModelConfigInvalid naming the file when a header or the index is damaged.
     """
     index = _index(folder / INDEX)
-    there = sorted(path for path in folder.glob(_PATTERN) if path.is_file())
+    there = sorted(path for path in folder.glob(_PATTERN) if is_file(path))
     missing = _missing(index, {path.name for path in there})
     if not there and index is None:
         return None
     files = [_file(str(path), *_stamp(path)) for path in there]
     held = sum(file.tensor_bytes for file in files)
     stated = _stated_total(index)
-    notes: tuple[str, ...] = _notes(files)
+    notes: tuple[str, ...] = ()
     if missing and stated is not None:
         notes = (*notes, f"{len(missing)} weight files are missing, first {missing[0]}; the index's total is used")
     elif stated is not None and stated != held:
@@ -80,14 +84,20 @@ def read(folder: Path) -> WeightFacts | None:
         source="index" if missing else "safetensors",
         dtype=_dtype(files),
         quantized=any(file.scale_formats for file in files),
+        float8_bytes=sum(count for file in files for name, count in file.formats.items() if name in _FLOATS_8),
         missing=missing,
         notes=notes,
     )
 
 
+def is_file(path: Path) -> bool:
+    """Whether a regular file can be seen there; False for anything else, a folder we may not look into included."""
+    return os.path.isfile(path)  # noqa: PTH113 -- Path.is_file raises for what it may not see
+
+
 def _index(path: Path) -> _Index | None:
     try:
-        if not path.is_file():
+        if not is_file(path):
             return None
         if path.stat().st_size > _MAX_INDEX_BYTES:
             raise _damaged(path, f"it is longer than {_MAX_INDEX_BYTES} bytes")
@@ -159,12 +169,6 @@ def _dtype(files: list[_File]) -> str | None:
         if floats:
             return _FLOATS[max(floats)[1]]
     return None
-
-
-def _notes(files: list[_File]) -> tuple[str, ...]:
-    if any(name.startswith("F8_") for file in files for name in file.formats):
-        return ("the files hold 8-bit floats, which the engine may widen when it loads them",)
-    return ()
 
 
 def _damaged(path: Path, why: str) -> ModelConfigInvalid:

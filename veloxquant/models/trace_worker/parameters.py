@@ -12,6 +12,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from veloxquant.models import fields
+
 _MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
 
 
@@ -145,16 +147,12 @@ def _pack(model: Any, config: Mapping[str, Any]) -> str:
     quantization = config.get("quantization")
     if isinstance(quantization, Mapping):
         return _quantize(model, dict(quantization))
-    foreign = config.get("quantization_config")
-    if not isinstance(foreign, Mapping):
+    foreign = fields.foreign_quantization(config)
+    if foreign is None or fields.widens_float8(config):
         return ""
     method = foreign.get("quant_method")
     if method == "mxfp4":
         return _quantize(model, _MXFP4, experts_only=True)
-    if method == "fp8" and foreign.get("scale_fmt") != "ue8m0":
-        return ""  # the engine widens these when it loads them
-    if {"bits", "group_size"} <= set(foreign):
-        return _quantize(model, dict(foreign))
     return f"the engine decides from the weight files how it loads quantization_config {method!r}"
 
 
