@@ -138,6 +138,15 @@ def test_sizes_may_come_from_the_profile_and_a_tag() -> None:
     assert matches(record(model_id="org/Other-8B"), model=unsized) == []
 
 
+def test_a_namesake_of_another_size_is_no_evidence() -> None:
+    """A model is called what its folder is called: a 70B and a 1B may both be "model", and the tag tells them apart."""
+    small = ModelProfile(model_id="model", architecture="llama", num_parameters=1_235_814_400)
+    tagged = {size: record(model_id="model", tags=[f"parameters:{size}"]) for size in (1_235_814_400, 70_553_706_496)}
+    assert matches(tagged[1_235_814_400], model=small) == [(1.0, "r")]
+    assert matches(tagged[70_553_706_496], model=small) == []
+    assert matches(record(model_id="model"), model=small) == [(1.0, "r")]
+
+
 @pytest.mark.parametrize(("bytes_a_token", "stands_in"), [(131_072, True), (524_288, False), (32_768, False)])
 def test_a_record_that_tells_another_geometry_does_not_stand_in(bytes_a_token: int, stands_in: bool) -> None:
     """Llama-2 keeps 4 times the bytes a token of Llama-3 at about the same size: the record's figures say so."""

@@ -25,7 +25,7 @@ from veloxquant.benchmarks.record_set import RecordGroups, RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
 from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching
 from veloxquant.benchmarks.validation import check_types, invalid
-from veloxquant.errors import InvalidParams, RecordInvalid, StoreUnavailable
+from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
 __all__ = [
@@ -35,6 +35,9 @@ __all__ = [
     "benchmark_fingerprint",
     "default_benchmark_dir",
 ]
+
+_UNNAMED = "0"
+"""Id of a record whose fingerprint waits for its fields to be checked."""
 
 
 class _Store:
@@ -319,30 +322,26 @@ class BenchmarkDatabase:
 
 
 def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> BenchmarkRecord:
-    """The record of an `add` call, checked. Raises RecordInvalid."""
-    tags = fields["tags"]
+    """The record of an `add` call, checked before anything is computed from it. Raises RecordInvalid."""
+    if model is not None and not isinstance(getattr(model, "architecture", None), str):
+        raise invalid("model", model, "a ModelProfile", "leave it out, or give a traced profile")
+    tags, workload = fields["tags"], fields["workload"]
     fields["tags"] = list(tags) if isinstance(tags, (list, tuple)) else ([] if tags is None else tags)
+    fields["workload"] = WorkloadProfile() if workload is None else workload
     if fields["architecture"] is None:
         fields["architecture"] = UNKNOWN if model is None else model.architecture
-    size = model.num_parameters if model is not None else None
-    if size and named_parameters(str(fields["model_id"])) is None and isinstance(fields["tags"], list):
-        fields["tags"].append(f"{PARAMETERS_TAG}{size}")
-    if fields["workload"] is None:
-        fields["workload"] = _workload_of(fields["context_length"], fields["batch_size"])
-    key = (fields["method"], fields["model_id"], fields["context_length"], fields["batch_size"], fields["chip"])
-    words = all(isinstance(part, str) for part in (key[0], key[1], key[4]))
-    record = BenchmarkRecord(id=benchmark_fingerprint(*key) if words else "0", **fields)
+    record = BenchmarkRecord(id=_UNNAMED, **fields)
     check_types(record)
+    if workload is None:
+        record.workload = WorkloadProfile(context_length=record.context_length, batch_size=record.batch_size)
+    size = getattr(model, "num_parameters", None)
+    if size and named_parameters(record.model_id) is None:
+        record.tags.append(f"{PARAMETERS_TAG}{size}")
+    key = (record.method, record.model_id, record.context_length, record.batch_size, record.chip)
+    record.id = benchmark_fingerprint(*key)
     return record
 
 
 def _version_id(record: BenchmarkRecord) -> str:
     """Id under which a measurement is kept once another MLX version has taken its fingerprint."""
     return f"{record.id}-mlx{re.sub(r'[^A-Za-z0-9.]', '_', record.mlx_version)[:40]}"
-
-
-def _workload_of(context_length: int, batch_size: int) -> WorkloadProfile:
-    try:
-        return WorkloadProfile(context_length=context_length, batch_size=batch_size)
-    except InvalidParams as error:
-        raise RecordInvalid(error.message, hint=error.hint, field=error.field) from error

@@ -1,9 +1,9 @@
 """Records arranged for the question "what was measured for this variant on a model like this?".
 
-Records of the model itself count fully. A record of another model stands in, at a cost, only when nothing says that
-it would mislead: the same architecture, the same parameter count as far as the names, a "parameters:" tag or the
-profile say (and they must say it), the same weight bits, and, where the record tells its 16-bit bytes a token, a cache
-of about that size.
+Records of the model itself count fully, unless a "parameters:" tag says that they are of a namesake. A record of
+another model stands in, at a cost, only when nothing says that it would mislead: the same architecture, the same
+parameter count as far as the names, a "parameters:" tag or the profile say (and they must say it), the same weight
+bits, and, where the record tells its 16-bit bytes a token, a cache of about that size.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RecordGroups:
         """
         own = self.groups.get((label, model_key(model.model_id)), ())
         found = [(entry.record.match_score(query), entry.record) for entry in _near(own, query, threshold)]
-        kept = [scored for scored in found if scored[0] >= threshold]
+        kept = [scored for scored in found if scored[0] >= threshold and not _is_namesake(scored[1], model)]
         if not kept:
             others = self._stand_ins(label, model, query.context_length, threshold)
             found = [(OTHER_MODEL_FACTOR * record.match_score(query), record) for record in others]
@@ -188,6 +188,14 @@ def _near(entries: Sequence[_Entry], query: BenchmarkMatchQuery, threshold: floa
     first = bisect_left(entries, query.context_length / ratio, key=lambda entry: entry.at)
     last = bisect_right(entries, query.context_length * ratio, key=lambda entry: entry.at)
     return entries[first:last]
+
+
+def _is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
+    """Whether the record's "parameters:" tag tells another size: two folders called "model" hold different models."""
+    stated, size = stated_parameters(record.model_id, record.tags), model.num_parameters
+    if stated is None or not size or named_parameters(record.model_id) is not None:
+        return False
+    return max(stated, size) > SAME_SIZE_RATIO * min(stated, size)
 
 
 def _same_cache(record: BenchmarkRecord, model: ModelProfile) -> bool:

@@ -139,7 +139,7 @@ def list_folder(folder: Path) -> tuple[dict[str, Signature | str], list[str]]:
 def _look(entry: os.DirEntry[str], found: dict[str, Signature | str]) -> None:
     if RECORD_NAME.fullmatch(entry.name) is None:
         found[os.fsencode(entry.name).decode("utf-8", "backslashreplace")] = (
-            "its name has characters other than letters, digits and . _ -"
+            "its name is not made of letters, digits and . _ - with a letter or digit first"
         )
         return
     with suppress(FileNotFoundError):

@@ -31,7 +31,10 @@ _AMOUNTS = ("throughput_tok_s", "latency_ms_per_token")
 
 def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
     """The error for one field: what it is, what it should be, what to do."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python prints no whole number of more than 4,300 digits
+        shown = "a number of thousands of digits"
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."  # noqa: PLR2004 -- one line of a terminal
     return RecordInvalid(f"{name} is {shown}, which is not {wanted}", hint=hint, field=name)
 
