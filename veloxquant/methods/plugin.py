@@ -24,7 +24,10 @@ class Plugin:
     @property
     def module(self) -> str:
         """The module that is imported. AttributeError when `value` is none of the two forms."""
-        return EntryPoint(self.name, self.value, ENTRY_POINT_GROUP).module
+        try:
+            return EntryPoint(self.name, self.value, ENTRY_POINT_GROUP).module
+        except (AssertionError, ValueError) as error:  # what Python 3.12 and newer say in place of AttributeError
+            raise AttributeError(f"{self.value!r} names no module") from error
 
     @property
     def first_party(self) -> bool:
