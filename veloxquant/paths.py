@@ -40,7 +40,7 @@ def socket_path(config_value: str | None = None, env: Env = os.environ, platform
     if given:
         return _checked_socket(_expand(given, env), "VELOXQUANT_SOCKET", env, platform)
     if config_value:
-        return _checked_socket(_expand(config_value, env), "socket.path in the configuration", env, platform)
+        return _checked_socket(_expand(config_value, env), "the socket path", env, platform)
     return _checked_socket(_default_socket(env, platform), "the default socket path", env, platform)
 
 

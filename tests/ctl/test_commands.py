@@ -273,6 +273,13 @@ def test_version_does_not_need_a_daemon(ctl: Run) -> None:
     assert done.out.endswith("daemon not running\n")
 
 
+def test_version_does_not_need_a_valid_configuration(ctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reports trouble with the configuration can say which version has it."""
+    monkeypatch.setenv("VELOXQUANT_DAEMON_DRAIN_S", "soon")
+    assert ctl("config", "check").code == 2
+    assert ctl("version").code == 0
+
+
 def test_config_is_shown_checked_and_located(ctl: Run, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`path` names the file, `check` finds mistakes by key, `show` has every layer folded in."""
     path = f"{short_folder}/config/veloxquant/veloxquant.toml"

@@ -40,7 +40,7 @@ def test_every_command_has_help_and_version(ctl: Run, command: str) -> None:
     """`COMMAND --help` and `COMMAND --version` answer, wherever one stands."""
     shown = ctl(command, "--help")
     assert shown.code == 0
-    assert shown.out.startswith("usage: veloxquantd" if command == "daemon" else f"usage: veloxquantctl {command}")
+    assert shown.out.startswith(f"usage: veloxquantctl {command}")
     version = ctl(command, "--version")
     assert version.code == 0
     assert __version__ in version.out
@@ -134,6 +134,33 @@ def test_errors_are_json_when_json_is_asked(ctl: Run) -> None:
         assert done.err == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "field"),
+    [
+        ((), "invalid_params", None),
+        (("daemon", "--nonsense"), "invalid_params", None),
+        (("daemon", "--socket", "/" + "x" * 200), "socket_refused", "socket.path"),
+        (("plan", "--context"), "invalid_params", "--context"),
+        (("completion", "tcsh"), "invalid_params", None),
+    ],
+)
+def test_every_error_is_json_when_json_is_asked(ctl: Run, words: tuple[str, ...], name: str, field: str | None) -> None:
+    """Also without a command, and for the daemon in the foreground: one object with name, hint and field."""
+    done = ctl(*words, "--json")
+    error = json.loads(done.out)["error"]
+    assert (done.code, done.err) == (2, "")
+    assert (error["name"], error["field"], error["exit_code"]) == (name, field, 2)
+    assert error["hint"]
+
+
+def test_the_version_flag_is_json_when_json_is_asked(ctl: Run) -> None:
+    """It gives what the version command gives."""
+    shown = [ctl(*words) for words in (("--version", "--json"), ("--json", "plan", "--version"), ("version", "--json"))]
+    assert {done.code for done in shown} == {0}
+    assert len({done.out for done in shown}) == 1
+    assert json.loads(shown[0].out)["veloxquant"] == __version__
+
+
 def test_colour_only_where_it_is_wanted(ctl: Run, fake: FakeTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never into a pipe, always when told, and neither NO_COLOR nor TERM=dumb stops an explicit `always`."""
     fake.answers["status"] = NotRunning("nobody", hint="start one")
@@ -155,6 +182,42 @@ def test_a_closed_pipe_is_no_error(ctl: Run, fake: FakeTransport) -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_closed_streams_are_no_error() -> None:
+    """Started with descriptors 0, 1 and 2 closed, nothing is opened in their place and the exit code still speaks."""
+    code = (
+        "import os, sys; from veloxquant.ctl.main import main\n"
+        "status = [main(['socket']), main(['socket', '--json']), main(['nonsense']), main(['--help'])]\n"
+        "null = os.stat(os.devnull).st_rdev\n"
+        "nowhere = all(os.fstat(number).st_rdev == null for number in (0, 1, 2))\n"
+        "sys.exit(0 if nowhere and status == [0, 0, 2, 0] else 1)"
+    )
+    shell = 'exec "$0" -c "$1" <&- >&- 2>&-'
+    done = subprocess.run(["/bin/sh", "-c", shell, sys.executable, code], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("words", [("socket",), ("socket", "--json"), ("nonsense", "--json"), ("--help",)])
+def test_an_answer_that_cannot_be_written_is_an_error(words: tuple[str, ...]) -> None:
+    """A full disk behind stdout: one sentence on stderr, never a traceback and never a success."""
+    code = f"import sys; from veloxquant.ctl.main import main; sys.exit(main({list(words)!r}))"
+    reader, writer = os.pipe()
+    # Writing to the reading end fails with EBADF, on every platform: a stand-in for /dev/full.
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=reader,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # argparse forgives a --help that fails at once
+        check=False,
+        timeout=60,
+    )
+    os.close(reader)
+    os.close(writer)
+    assert done.returncode == 5
+    first, *rest = done.stderr.decode().splitlines()
+    assert first.startswith("error: the answer cannot be written: ")
+    assert rest == ["  next: send it somewhere else"]
 
 
 def test_our_own_mistakes_say_where_on_demand(ctl: Run, fake: FakeTransport, monkeypatch: pytest.MonkeyPatch) -> None:

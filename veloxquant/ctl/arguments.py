@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from veloxquant import __version__
@@ -24,7 +25,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises InvalidParams in place of printing usage and leaving."""
-        raise InvalidParams(message, hint=f"{self.prog} --help", field=None)
+        # argparse says "argument --timeout: expected one argument".
+        flag = re.match(r"argument (--[\w-]+):", message)
+        raise InvalidParams(message, hint=f"{self.prog} --help", field=flag[1] if flag else None)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """All of the arguments, or InvalidParams naming the first that is not known and what comes close."""
@@ -38,7 +41,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+            name = action.option_strings[0] if action.option_strings else "argument"
             raise unknown_word(str(value), choices, name, self.prog)
 
 

@@ -12,9 +12,9 @@ _FOREIGN = ("--json", "--quiet", "--no-daemon")
 
 def run_raw(before: Sequence[str], after: Sequence[str]) -> int:
     """Hand the arguments to the daemon, without the flags that speak of answers. Only --socket means something."""
-    from veloxquant.daemon.main import main
+    from veloxquant.daemon.main import run
 
-    return main(_without_answer_flags([*before, *after]))
+    return run(_without_answer_flags([*before, *after]), "veloxquantctl daemon")
 
 
 def _without_answer_flags(arguments: Sequence[str]) -> list[str]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from veloxquant import __version__
 from veloxquant.ctl.arguments import GLOBALS_WITH_VALUE, PROGRAM, Parser, add_globals, unknown_word
 from veloxquant.ctl.session import Session
-from veloxquant.ctl.terminal import Terminal
-from veloxquant.errors import VeloxError
+from veloxquant.ctl.terminal import Terminal, Unwritable
+from veloxquant.daemon import streams
+from veloxquant.errors import InvalidParams, VeloxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,18 +47,28 @@ _INTERNAL = 5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
+    streams.ensure()
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal = Terminal.of_process(arguments)
     try:
         status = run(arguments, terminal)
-        terminal.out.flush()
+        terminal.flush()
     except BrokenPipeError:
-        # The reader has seen enough (| head). Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has seen enough (| head).
+        _drop_output()
         return 0
+    except Unwritable as error:
+        _drop_output()
+        terminal.complain(error)
+        return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _drop_output() -> None:
+    """What could not be written goes nowhere: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(arguments: Sequence[str], terminal: Terminal) -> int:
@@ -69,7 +80,7 @@ def run(arguments: Sequence[str], terminal: Terminal) -> int:
         return error.exit_code
     except SystemExit as end:  # argparse after --help and --version
         return end.code if isinstance(end.code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, Unwritable):
         raise
     except Exception as error:
         # The fence: a person gets a sentence, and may ask for the rest.
@@ -81,6 +92,9 @@ def run(arguments: Sequence[str], terminal: Terminal) -> int:
 
 
 def _command(arguments: Sequence[str], terminal: Terminal) -> int:
+    if terminal.json and "--version" in arguments:
+        # As every answer: one object. What the command of that name says, has the version in it.
+        arguments = ["version", *(one for one in split(arguments)[0] if one != "--version")]
     before, word, after = split(arguments)
     if word is None:
         return _without_command(before, terminal)
@@ -120,6 +134,8 @@ def _without_command(flags: Sequence[str], terminal: Terminal) -> int:
     )
     add_globals(parser)
     parser.parse(flags)
+    if terminal.json:
+        raise InvalidParams("no command was given", hint=f"{PROGRAM} --help lists them")
     terminal.err.write(parser.format_help())
     return 2
 

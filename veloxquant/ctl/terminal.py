@@ -7,14 +7,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from veloxquant.errors import VeloxError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from veloxquant.errors import VeloxError
 
 ERROR_SCHEMA = "veloxquant.error/1"
 _CUT = "..."
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+class Unwritable(VeloxError):
+    """Our data could not be written: a full disk, a terminal that is gone."""
 
 
 class Terminal:
@@ -42,7 +46,21 @@ class Terminal:
 
     def say(self, text: str = "") -> None:
         """One line of data."""
-        self.out.write(text + "\n")
+        try:
+            self.out.write(text + "\n")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritable(error) from None
+
+    def flush(self) -> None:
+        """Hand over what was said. Raises BrokenPipeError, Unwritable."""
+        try:
+            self.out.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _unwritable(error) from None
 
     def value(self, schema: str, value: Any) -> None:
         """One JSON object of data; `schema` names its form and is its first field."""
@@ -50,7 +68,7 @@ class Terminal:
 
         plain = msgspec.to_builtins(value)
         body: Mapping[str, Any] = {"schema": schema, **{k: v for k, v in plain.items() if k != "schema"}}
-        self.out.write(msgspec.json.encode(body).decode() + "\n")
+        self.say(msgspec.json.encode(body).decode())
 
     def note(self, text: str) -> None:
         """Something worth knowing that is no data."""
@@ -68,7 +86,11 @@ class Terminal:
                 "exit_code": error.exit_code,
             }
             self.value(ERROR_SCHEMA, {"error": shown})
-            return
+        else:
+            self.complain(error)
+
+    def complain(self, error: VeloxError) -> None:
+        """The error for people, on stderr."""
         self.err.write(self.paint("red", "error: ", self.err) + error.message + "\n")
         if error.hint:
             self.err.write(self.paint("dim", "  next: ", self.err) + error.hint + "\n")
@@ -96,6 +118,10 @@ class Terminal:
             return self._color == "always"
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         return not plain and stream.isatty()
+
+
+def _unwritable(error: OSError) -> Unwritable:
+    return Unwritable(f"the answer cannot be written: {error.strerror or error}", hint="send it somewhere else")
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:

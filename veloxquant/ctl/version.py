@@ -7,7 +7,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from veloxquant import __version__
-from veloxquant.errors import DaemonError
+from veloxquant.errors import ConfigInvalid, DaemonError
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +40,8 @@ def run(session: Session) -> int:
 def _daemon(session: Session) -> dict[str, object] | None:
     try:
         found = session.client.hello()
-    except DaemonError:
+    except (DaemonError, ConfigInvalid):
+        # Versions are what a report of such trouble needs; the trouble itself is doctor's to tell.
         return None
     return {"version": found.version, "protocol": found.protocol, "pid": found.pid}
 

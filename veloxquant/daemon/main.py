@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from veloxquant import __version__
 from veloxquant.config import Config, load
-from veloxquant.daemon import log
+from veloxquant.daemon import log, streams
 from veloxquant.daemon.threads import THREAD_PREFIX
-from veloxquant.errors import VeloxError
+from veloxquant.errors import InvalidParams, VeloxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,22 @@ if TYPE_CHECKING:
 _LINGER_S = 0.2
 
 
+PROGRAM = "veloxquantd"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a daemon; its exit status."""
-    options = _parser().parse_args(argv)
+    streams.ensure()
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except VeloxError as error:
+        _complain(error)
+        return error.exit_code
+
+
+def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
+    """The same with errors raised: InvalidParams, ConfigInvalid, SocketRefused, AlreadyRunning."""
+    options = _parser(program).parse_args(arguments)
     try:
         config = _config(options)
         log.start(
@@ -39,9 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         place = None if options.config is None else Path(options.config).absolute()
         status = asyncio.run(serve(config, config_path=place, read_config=lambda: _config(options)))
-    except VeloxError as error:
-        _complain(error)
-        return error.exit_code
     finally:
         log.stop()
     _leave_hung_threads(status)
@@ -59,9 +69,18 @@ def _config(options: argparse.Namespace) -> Config:
     return load(options.config, flags=flags)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="veloxquantd",
+class _Parser(argparse.ArgumentParser):
+    """Complaints are our errors: what, and what next."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises InvalidParams in place of printing usage and leaving."""
+        raise InvalidParams(message, hint=f"{self.prog} --help")
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=program,
+        allow_abbrev=False,
         description="Plan KV caches for every program of this user, over a Unix socket, until stopped (SIGTERM).",
         epilog="SIGHUP reads configuration, plugins and records again. veloxquantctl asks the running daemon.",
     )
@@ -70,12 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--records", metavar="DIR", help="the benchmark directory (VELOXQUANT_RECORDS)")
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
     parser.add_argument("--log-file", metavar="FILE", help="log to this file as well, rotated at 5 MiB")
-    parser.add_argument("--version", action="version", version=f"veloxquantd {__version__}")
+    parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     return parser
 
 
 def _complain(error: VeloxError) -> None:
-    sys.stderr.write(f"veloxquantd: {error.message}\n")
+    sys.stderr.write(f"{PROGRAM}: {error.message}\n")
     if error.hint:
         sys.stderr.write(f"  {error.hint}\n")
 

@@ -169,7 +169,7 @@ def _name(field: str, value: Any) -> str:
 
 
 def _chip(field: str, value: Any) -> str:
-    """Any processor may be named; one that is called Apple's must be an M chip, or planning would know nothing of it."""
+    """Any processor may be named; one called Apple's must be an M chip, or planning would know nothing of it."""
     name = _name(field, value)
     if name.split()[0].lower() != "apple" or chips.parse(name):
         return name
