@@ -37,24 +37,39 @@ class _Odd:
 
     __repr__ = __str__
 
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class _OddText(str):
+    """A text that cannot be read."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> str:
+        raise ValueError(key)
+
+
+class _OddNumber(int):
+    """A number that cannot be compared."""
+
+    def __lt__(self, other: object) -> bool:
+        raise ValueError(other)
+
+    __gt__ = __le__ = __ge__ = __eq__ = __lt__
+    __hash__ = int.__hash__
+
+
+ODDITIES = (_Odd(), _OddText("Apple M3"), _OddNumber(5), "\ud800", 10**5000, b"Apple M3")
+
 
 def _junk() -> st.SearchStrategy[Any]:
     """What no source should say: wrong types, absurd numbers, text that no encoding holds, fields of the wrong type."""
     scalars = st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.just("\ud800"), st.builds(_Odd)
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.sampled_from(ODDITIES)
     )
     infos = st.dictionaries(
-        st.sampled_from(
-            [
-                "device_name",
-                "architecture",
-                "memory_size",
-                "max_recommended_working_set_size",
-                "max_buffer_length",
-                "total_memory",
-                "free_memory",
-            ]
-        ),
+        st.sampled_from(INFO_KEYS),
         scalars,
     )
     return st.one_of(
@@ -108,6 +123,28 @@ def test_whatever_sources_say_detection_gives_a_valid_profile(sources: Sources) 
         for field in FIELDS:
             value = getattr(profile, field)
             assert not isinstance(value, (int, float)) or value >= 0
+
+
+@pytest.mark.parametrize("source", CALLABLES)
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_each_source_may_say_anything(source: str, platform: str, mac: Any, this_linux: Sources) -> None:
+    """One source at a time gives each oddity, as it is and in the fields of its own answer."""
+    whole = mac() if platform == "darwin" else this_linux
+    for odd in ODDITIES:
+        infos = [{key: odd, "max_buffer_length": odd} for key in INFO_KEYS]
+        answers = [
+            odd,
+            Device(backend=odd),
+            *(Device(backend=backend, info=info) for backend in ("metal", "cuda") for info in infos),
+            Accelerator(gpu_cores=odd, in_use_bytes=odd),
+            Memory(total_bytes=odd, available_bytes=odd, limit=odd),
+            System(name=odd, version=odd, source=odd),
+            Calibration(chip="X", mlx_version="1", bandwidth_gbps=odd, date=odd),
+        ]
+        for answer in answers:
+            profile = detect(replace(whole, **{source: _saying(answer)}))
+            assert msgspec.json.decode(msgspec.json.encode(profile), type=HardwareProfile) == profile
+            assert all(profile.sources[field].strip() for field in FIELDS)
 
 
 def test_nothing_works_is_still_a_profile_that_says_why() -> None:

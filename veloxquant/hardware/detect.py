@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.hardware import chips, memory_fields, readings
-from veloxquant.hardware.findings import Findings, ask, because, count, rate, text
+from veloxquant.hardware.findings import Findings, ask, because, count, part, rate, text
 from veloxquant.hardware.sources import Sources
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def refresh(profile: HardwareProfile, sources: Sources | None = None) -> Hardwar
 
 def _system(found: Findings, read: Sources) -> None:
     system, why = ask(read.macos if read.is_mac else read.linux)
-    for field, value in (("os_name", getattr(system, "name", None)), ("os_version", getattr(system, "version", None))):
-        found.put(field, text(value), text(getattr(system, "source", None)) or "system files", why)
+    source = text(part(system, "source")) or "system files"
+    for field, name in (("os_name", "name"), ("os_version", "version")):
+        found.put(field, text(part(system, name)), source, why)
     if read.is_mac:
         found.put("macos_version", found.values.get("os_version"), found.sources["os_version"])
     else:
@@ -83,7 +84,7 @@ def _chip(found: Findings, read: Sources, said: readings.Reading[Device]) -> Non
     found.put("chip", text(name), source, because(source, why))
     found.put("chip", text(device.info.get("device_name")), device.call)
     _generation(found, device)
-    if read.is_mac and ask(read.sysctl_whole, "sysctl.proc_translated")[0] == 1:
+    if read.is_mac and count(ask(read.sysctl_whole, "sysctl.proc_translated")[0]) == 1:
         found.remark("backend", "this Python runs under Rosetta, where MLX has no Metal: install an arm64 Python")
 
 
@@ -162,5 +163,5 @@ def _calibrated(found: Findings, read: Sources) -> tuple[float, str] | None:
     if name is None or version is None:
         return None
     stored: Any = ask(read.calibration, name, version)[0]
-    figure, date = rate(getattr(stored, "bandwidth_gbps", None)), text(getattr(stored, "date", None))
+    figure, date = rate(part(stored, "bandwidth_gbps")), text(part(stored, "date"))
     return (figure, f"calibrated {date}: achieved, not nominal") if figure and date else None

@@ -1,11 +1,11 @@
 """Collects fields of a HardwareProfile, each with its source; what does not pass as a value is left out with a reason.
 
-Sources are other programs' words: they may raise, lie, or give text where a number belongs. Nothing here raises.
+Sources are other programs' words: they may raise, lie, or give text where a number belongs. Nothing here raises, so
+types are compared and not their kin: a subclass of str or int may do anything when it is touched.
 """
 
 from __future__ import annotations
 
-import math
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,6 +61,11 @@ def ask(source: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
         return None, text(traceback.format_exception_only(error)[-1]) or type(error).__name__
 
 
+def part(answer: Any, name: str) -> Any:
+    """One attribute of what a source said, None where it has none to give."""
+    return ask(getattr, answer, name, None)[0]
+
+
 def because(source: str, failed: str) -> str:
     """The reason for `Findings.put`: the source's name and error, or "" when it did not fail."""
     return failed and f"{source}: {failed}"
@@ -68,13 +73,12 @@ def because(source: str, failed: str) -> str:
 
 def size(value: Any) -> int | None:
     """A positive whole number of bytes, else None."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return int(value) if whole and 0 < value <= _MOST_BYTES else None
+    return value if type(value) is int and 0 < value <= _MOST_BYTES else None
 
 
 def amount(value: Any) -> int | None:
     """A whole number of bytes from 0 up, else None."""
-    return 0 if value == 0 and type(value) is int else size(value)
+    return 0 if type(value) is int and value == 0 else size(value)
 
 
 def count(value: Any, most: int = 4096) -> int | None:
@@ -85,7 +89,7 @@ def count(value: Any, most: int = 4096) -> int | None:
 
 def text(value: Any) -> str | None:
     """One line of text without surrounding space, else None; what UTF-8 cannot hold is replaced."""
-    if not isinstance(value, str):
+    if type(value) is not str:
         return None
     line = " ".join(value[:_MOST_TEXT].encode("utf-8", "replace").decode().split())
     return line if line and line.isprintable() else None
@@ -93,5 +97,5 @@ def text(value: Any) -> str | None:
 
 def rate(value: Any) -> float | None:
     """A positive finite number, else None."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and 0 < value < _MOST_BYTES and math.isfinite(value) else None
+    number = type(value) in (int, float)
+    return float(value) if number and 0 < value < _MOST_BYTES else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.hardware.findings import Findings, amount, ask, because, size, text
+from veloxquant.hardware.findings import Findings, amount, ask, because, part, size, text
 from veloxquant.hardware.recorded import BUFFER_SHARE
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ def fill(found: Findings, read: Sources, said: Readings) -> None:
 
 def _main_memory(found: Findings, read: Sources, device: Device) -> None:
     memory, failed = ask(read.memory)
-    limit = text(getattr(memory, "limit", None))
+    limit = text(part(memory, "limit"))
     source = f"psutil, {limit}" if limit else "psutil"
     failed = because("psutil", failed)
     if read.is_mac:
         physical, why = ask(read.sysctl_whole, "hw.memsize")
         found.put("total_memory_bytes", size(physical), "sysctl hw.memsize", because("sysctl hw.memsize", why))
-    found.put("total_memory_bytes", size(getattr(memory, "total_bytes", None)), source, failed)
+    found.put("total_memory_bytes", size(part(memory, "total_bytes")), source, failed)
     found.put("total_memory_bytes", size(device.info.get("memory_size")), device.call)
-    found.put("available_bytes", amount(getattr(memory, "available_bytes", None)), source, failed)
+    found.put("available_bytes", amount(part(memory, "available_bytes")), source, failed)
 
 
 def _cpu(found: Findings, said: Readings) -> None:

@@ -12,6 +12,7 @@ from veloxquant.hardware.mlx_device import Device
 if TYPE_CHECKING:
     from veloxquant.hardware.sources import Sources
 
+BACKENDS = ("metal", "cuda", "cpu")
 T = TypeVar("T")
 
 
@@ -52,6 +53,7 @@ def accelerator(read: Sources) -> Reading[Accelerator]:
 
 def _device(read: Sources) -> Device:
     report = read.device()
-    if not isinstance(report, Device) or not text(report.backend):
+    backend = text(report.backend) if isinstance(report, Device) else None
+    if backend not in BACKENDS:
         raise TypeError("not a device report")
-    return Device(backend=report.backend, info=dict(report.info), call=text(report.call) or "mx.device_info")
+    return Device(backend=backend, info=dict(report.info), call=text(report.call) or "mx.device_info")
