@@ -142,6 +142,16 @@ def test_sighup_reloads_and_a_wrong_configuration_keeps_the_old_one(configured: 
     assert daemon.call("status")["warnings"] == []
 
 
+def test_the_status_names_the_file_that_a_reload_reads(start: Callable[..., Daemon], short_folder: Path) -> None:
+    """However it is named; none while there is none."""
+    file = short_folder / "veloxquant.toml"
+    daemon = start(env={"VELOXQUANT_CONFIG": str(file), "VELOXQUANT_RECORDS": ""})
+    file.touch(0o600)
+    assert daemon.ready().call("status")["config_path"] == str(file)
+    file.unlink()
+    assert daemon.call("status")["config_path"] is None
+
+
 def test_a_setting_that_needs_a_restart_says_so(configured: Callable[[str], Daemon]) -> None:
     """The socket is not moved under its clients."""
     daemon = configured("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from veloxquant.ctl import figures
 from veloxquant.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _clients(status: Status) -> str:
     text = f"{clients.now:,} now, {clients.peak:,} peak{refused}; "
     text += f"{requests.total:,} calls, {plans:,} plans, {errors:,} errors"
     if requests.p50_ms is not None and requests.p99_ms is not None:
-        text += f"; p50 {requests.p50_ms:.3g} ms, p99 {requests.p99_ms:.3g} ms"
+        text += f"; p50 {figures.milliseconds(requests.p50_ms)}, p99 {figures.milliseconds(requests.p99_ms)}"
     return text
 
 

@@ -136,7 +136,7 @@ class House:
             uptime_s=round(time.monotonic() - self._started, 3),
             generation=self.state.generation,
             socket=str(self._socket),
-            config_path=None if self._config_path is None else str(self._config_path),
+            config_path=self._config_file(),
             hardware=self.state.world.snapshot.hardware,
             methods=self._methods(),
             records=self.feed.state(),
@@ -147,6 +147,10 @@ class House:
             process=process_state.now(),
             warnings=self._warnings(),
         )
+
+    def _config_file(self) -> str | None:
+        """The configuration file that a reload reads, None while there is none."""
+        return str(self._config_path) if self._config_path is not None and self._config_path.exists() else None
 
     def start(self) -> None:
         """Begin to watch. What changed since the world was built is noticed by a first look."""

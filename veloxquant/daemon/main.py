@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from veloxquant import __version__
+from veloxquant import __version__, paths
 from veloxquant.config import Config, load
 from veloxquant.daemon import log, streams
 from veloxquant.daemon.threads import THREAD_PREFIX
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
         )
         from veloxquant.daemon.server import serve  # after the log: what loads from here on may have something to say
 
-        place = None if options.config is None else Path(options.config).absolute()
+        place = paths.config_file() if options.config is None else Path(options.config).absolute()
         status = asyncio.run(serve(config, config_path=place, read_config=lambda: _config(options)))
     finally:
         log.stop()
