@@ -44,3 +44,5 @@ def test_the_default_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatc
         assert default_benchmark_dir() == Path.home() / ".cache" / "veloxquant" / "benchmarks"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_benchmark_dir() == Path.home() / ".cache" / "veloxquant" / "benchmarks"
+    monkeypatch.setenv("HOME", "relative")
+    assert default_benchmark_dir().is_absolute()

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from veloxquant.benchmarks import matching
 from veloxquant.benchmarks.benchmark_db import BenchmarkMatchQuery, BenchmarkRecord
 from veloxquant.benchmarks.matching import THRESHOLD, chip_factor, reach, size_factor, version_factor
+from veloxquant.hardware import chips
 from veloxquant.profiles import WorkloadProfile
 
 CHIPS = st.builds(
@@ -84,6 +86,21 @@ def test_chips_that_are_no_apple_chips_are_unrelated_to_one(other: str) -> None:
     """Names are parsed, not searched; an equal name is still equal."""
     assert chip_factor("M3", other) < min(chip_factor("M3", "M12 Ultra"), THRESHOLD)
     assert chip_factor(other, other.upper()) == 1.0
+
+
+@given(
+    st.one_of(
+        st.from_regex(r"(?i)\s?(apple\s{1,2})?m[0-9]{1,3}(\s{0,2}(base|pro|max|ultra|pro max))?", fullmatch=True),
+        st.sampled_from([name for name, _ in chips.table()]),
+        st.text(max_size=12),
+    )
+)
+def test_what_is_an_apple_chip_here_is_one_to_the_chip_table(name: str) -> None:
+    """Records and machines are read by one grammar, though by two pieces of code: same generation, same tier."""
+    parsed, own = chips.parse(name), matching._apple_chip(name)
+    assert (parsed is None) == (own is None)
+    if parsed is not None:
+        assert own == (parsed.generation, chips.TIERS.index(parsed.tier))
 
 
 def test_unknown_equals_nothing() -> None:

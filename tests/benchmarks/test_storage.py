@@ -17,6 +17,7 @@ from veloxquant.benchmarks import folder, storage
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
 from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.storage import Signature
+from veloxquant.benchmarks.watch import Watcher
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ FAULTS = [
     ("open", errno.EACCES),
     ("open", errno.EDQUOT),
 ]
+
+
+def test_a_home_that_nobody_knows_is_a_typed_error() -> None:
+    """`~user` of a user who does not exist names no folder, for the database and for the watch."""
+    for opens in (BenchmarkDatabase, lambda place: Watcher(place, lambda: None)):
+        with pytest.raises(StoreUnavailable, match="no-such-user") as caught:
+            opens("~no-such-user/records")
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize(("call", "code"), FAULTS)

@@ -6,13 +6,11 @@ directory at once. Reading takes no lock between processes; each write does, and
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import weakref
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
@@ -23,10 +21,13 @@ from veloxquant.benchmarks.matching import THRESHOLD
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordGroups, RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
-from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching
+from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, placed, reaching
 from veloxquant.benchmarks.validation import check_types, invalid
 from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "BenchmarkDatabase",
@@ -98,8 +99,7 @@ class BenchmarkDatabase:
     """
 
     def __init__(self, storage_dir: Path | str | None = None) -> None:
-        directory = default_benchmark_dir() if storage_dir is None else Path(storage_dir).expanduser()
-        self.storage_dir = Path(os.path.abspath(directory))  # noqa: PTH100 -- resolve() would pin a symlinked root
+        self.storage_dir = placed(default_benchmark_dir() if storage_dir is None else storage_dir)
         self._store = _Store(self.storage_dir)
         self._closing = weakref.finalize(self, self._store.index.close)
         self.load()

@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from veloxquant import paths
+
 UNKNOWN = "unknown"
 ID_HEX_DIGITS = 16
 
@@ -31,8 +33,9 @@ def benchmark_fingerprint(method: str, model_id: str, context_length: int, batch
 def default_benchmark_dir() -> Path:
     """$XDG_CACHE_HOME/veloxquant/benchmarks, or ~/.cache/veloxquant/benchmarks.
 
-    A relative XDG_CACHE_HOME counts as unset, as the XDG base directory specification says.
+    A relative XDG_CACHE_HOME counts as unset, as the XDG base directory specification says. Raises ConfigInvalid when
+    there is no home.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    base = given if given.is_absolute() else Path.home() / ".cache"
+    base = given if given.is_absolute() else paths.home() / ".cache"
     return base / "veloxquant" / "benchmarks"

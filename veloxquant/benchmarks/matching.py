@@ -31,8 +31,8 @@ _UNKNOWN_VERSION = 0.9
 # (factor at no distance, most that distance can cost, distance at which half of that is spent) for a first difference
 # in major, minor and patch: each range lies wholly below the next one.
 _VERSION_COSTS = ((0.7, 0.2, 2.0), (0.97, 0.22, 4.0), (1.0, 0.03, 4.0))
-# "Apple M3 Max" and "M10"; never a substring: "AMD EPYC 7M12" and "Intel m3-7Y32" are no Apple chips.
-_APPLE_CHIP = re.compile(r"(?:apple )?m([1-9]\d?)(?: (pro|max|ultra))?")
+# The grammar of hardware.chips, which this room may not import; a test holds the two together.
+_APPLE_CHIP = re.compile(r"(?:apple\s+)?m([1-9][0-9]?)(?:\s+(pro|max|ultra))?", re.ASCII | re.IGNORECASE)
 _VERSION = re.compile(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?")
 
 
@@ -90,8 +90,8 @@ def _plain(chip: str) -> str:
 @lru_cache(maxsize=1024)
 def _apple_chip(chip: str) -> tuple[int, int] | None:
     """(generation, index of the tier), None for anything that is not an Apple M chip."""
-    found = _APPLE_CHIP.fullmatch(_plain(chip))
-    return (int(found[1]), _TIERS.index(found[2] or "base")) if found else None
+    found = _APPLE_CHIP.fullmatch(chip.strip())
+    return (int(found[1]), _TIERS.index((found[2] or "base").lower())) if found else None
 
 
 @lru_cache(maxsize=1024)

@@ -11,13 +11,13 @@ import os
 import re
 import stat
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MAX_RECORD_BYTES = 64 * 1024
 RECORD_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
@@ -61,6 +61,16 @@ def reaching(path: Path, purpose: str) -> Iterator[None]:
         reason = error.strerror or type(error).__name__
         hint = _HINTS.get(error.errno or 0, "check the folder with `ls -ld`, or choose another records.directory")
         raise StoreUnavailable(f"cannot {purpose} {path}: {reason}", hint=hint) from error
+
+
+def placed(directory: Path | str) -> Path:
+    """The directory as an absolute path, ~ expanded and links left as they are. Raises StoreUnavailable."""
+    try:
+        chosen = Path(directory).expanduser()
+    except RuntimeError as error:
+        hint = "give an absolute path, or set HOME"
+        raise StoreUnavailable(f"cannot find the home that {str(directory)!r} starts with", hint=hint) from error
+    return Path(os.path.abspath(chosen))  # noqa: PTH100 -- resolve() would pin a symlinked root
 
 
 def make_folder(path: Path) -> None:

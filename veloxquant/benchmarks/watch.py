@@ -16,7 +16,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from watchdog.events import (
@@ -34,11 +33,12 @@ from watchdog.events import (
 from watchdog.observers import Observer
 
 from veloxquant.benchmarks.index import RECORDS
-from veloxquant.benchmarks.storage import make_folder
+from veloxquant.benchmarks.storage import make_folder, placed
 from veloxquant.benchmarks.watch_schedule import QUIET_S, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from watchdog.observers.api import BaseObserver
 
@@ -115,7 +115,7 @@ class Watcher:
 
     After a single change it is called at once; during a burst at most four times a second and a fifth of the time; once
     more when all is quiet. What it raises is logged and never ends the watch. `start` creates the folders where it can,
-    so that the first record ever published makes an event.
+    so that the first record ever published makes an event. Raises StoreUnavailable for a ~ that leads nowhere.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Watcher:
         forced_interval_s: float = FORCED_INTERVAL_S,
         quiet_s: float = QUIET_S,
     ) -> None:
-        self._root = Path(directory).expanduser().absolute()
+        self._root = placed(directory)
         self._on_dirty = on_dirty
         self._schedule = Schedule(time.monotonic(), stat_interval_s, forced_interval_s, quiet_s)
         self._wake = threading.Condition()
