@@ -41,9 +41,9 @@ def decide(fitting: Sequence[Option]) -> tuple[list[Option], list[Rejected]]:
     return sorted(left, key=place), [missed[id(option)] for option in fitting if id(option) in missed]
 
 
-def place(option: Option) -> tuple[_Place, bool, int, str]:
+def place(option: Option) -> tuple[_Place, bool, int, str, str]:
     """Where a variant stands under the objective, by itself: lower is ahead."""
-    return _objective(option), not option.engine_own, option.footprint.stored, option.label
+    return _objective(option), not option.engine_own, option.footprint.stored, option.label, option.offer.method.name
 
 
 def below_soft_floor(option: Option) -> bool:

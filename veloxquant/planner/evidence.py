@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SAME_CONTEXT_RATIO = 1.1
 """Contexts closer than this are one context: a tenth of the cache is less than what one run differs from the next."""
 FEW_REPEATS = 3
+QUICKEST_MS, SLOWEST_MS = 1e-4, 1e8
+"""A token in a ten-millionth of a second, or in a day, is a slip of units whatever the machine."""
 _APART = 1.25
 """Lengths nearer than this say nothing about growth: what one run differs from the next would be the slope."""
 
@@ -118,8 +120,9 @@ def measured_memory(
     # Longest first, best first of equals: of records too near to each other to give a slope the longest is kept.
     for one, size in sorted(sized, key=lambda pair: -pair[0].context):
         stored, fixed = _traced(one.record, shape)
-        if not used or (stored - fixed) * _APART <= used[-1][0]:
-            used.append((stored - fixed, size, one))
+        growth = stored - fixed
+        if not used or growth * _APART <= used[-1][0] > growth:
+            used.append((growth, size, one))
     if not used:
         return None
     used.reverse()
@@ -218,6 +221,12 @@ def _impossible(record: BenchmarkRecord, model: ModelProfile, hardware: Hardware
         return "a figure is negative or not a number"
     if record.perplexity_delta is not None and not math.isfinite(record.perplexity_delta):
         return "its perplexity is not a number"
+    times = [record.latency_ms_per_token]
+    if record.throughput_tok_s:
+        times.append(1000 * record.sequences / record.throughput_tok_s)
+    strange = [ms for ms in times if ms and not QUICKEST_MS <= ms <= SLOWEST_MS]
+    if strange:
+        return f"no machine takes {strange[0]:.3g} ms for a token"
     if record.memory_reduction is not None and not 0 < record.memory_reduction <= MAX_REDUCTION:
         return f"its ratio to the 16-bit cache is {record.memory_reduction:g}, not within 0 to {MAX_REDUCTION:g}"
     return _too_fast(record, model, hardware)

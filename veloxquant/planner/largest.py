@@ -30,6 +30,12 @@ def largest_context(shape: Shape, measured: Measured | None, room: Room, generat
     return _largest_context(shape, measured, (room.kv_bytes, room.max_buffer_bytes), generation, asked_step)
 
 
+_LEAST_GROWTH = 2**-20
+"""Bytes a token below which a straight line leads nowhere."""
+_STRAIGHT_TURNS = 2
+"""A single buffer that is too large grows much more slowly than all caches do: then a straight line falls short."""
+
+
 @lru_cache(maxsize=2048)
 def _largest_context(
     shape: Shape, measured: Measured | None, limits: tuple[int, int | None], generation: int, asked_step: int
@@ -58,7 +64,7 @@ def _last_with_room(margin: Callable[[int], int], growth: float, generation: int
     Bytes grow almost in proportion to length, so that a straight line finds the place; what is left is the slack of
     the last 256 slots, so that probes are put where a block of slots ends.
     """
-    low, high, at_low, at_high, turn = 0, MAX_CONTEXT_TOKENS + 1, 0, 0, 0
+    low, high, at_low, at_high, turn = 0, MAX_CONTEXT_TOKENS + 1, 0, -1, 0
     probe = MAX_CONTEXT_TOKENS
     while high - low > 1:
         spare = margin(probe)
@@ -67,7 +73,7 @@ def _last_with_room(margin: Callable[[int], int], growth: float, generation: int
         else:
             high, at_high = probe, spare
         turn += 1
-        if low == 0 and growth > 0:
+        if low == 0 and growth > _LEAST_GROWTH and turn <= _STRAIGHT_TURNS:
             probe = high + int(at_high / growth) - ALIGNED
         elif low == 0 or turn % 3 == 0:
             probe = (low + high) // 2

@@ -82,7 +82,9 @@ def _rejected(
         for one in snapshot.quarantined
     ]
     large = [too_large(option) for option in options if option.short_by]
-    return tuple(sorted(refused + large + missed + fenced, key=lambda one: (one.label, one.reason)))
+    return tuple(
+        sorted(refused + large + missed + fenced, key=lambda one: (one.label, one.reason, one.method, one.detail))
+    )
 
 
 def _warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:

@@ -88,7 +88,7 @@ def _measured(usable: Sequence[Sighting]) -> bool:
 def _measured_kl(one: Sighting, estimate: Quality) -> Quality:
     kl, grounds = kl_of(one.record) or 0.0, evidence("measured", [one])
     spread = 1.1 + (1 - grounds.confidence)
-    delta = one.record.perplexity_delta
+    delta = _maybe(one.record.perplexity_delta)
     return Quality(
         kl_mean=kl,
         perplexity_delta=delta if delta is not None else estimate.perplexity_delta,
@@ -105,7 +105,7 @@ def _measured_perplexity(one: Sighting, estimate: Quality) -> Quality:
     below 1. The estimate is kept where it lies within these bounds (with the spread seen between the two measures),
     and moved to the nearer bound where it does not.
     """
-    delta = one.record.perplexity_delta or 0.0
+    delta = float(one.record.perplexity_delta or 0.0)
     least = math.log1p(max(0.0, delta) / _PLAIN_PERPLEXITY) / _DELTA_SPREAD
     most = math.log1p(max(0.0, delta)) * _DELTA_SPREAD
     kl = max(estimate.kl_mean, least)
@@ -161,12 +161,17 @@ def _cite(row: PublishedQuality) -> str:
     return f"{row.model}: {row.kl_mean:g} nats ({row.source})" + (f"; {row.note}" if row.note else "")
 
 
+def _maybe(number: float | None) -> float | None:
+    """A whole number from JSON or an author becomes the float that a plan shows."""
+    return None if number is None else float(number)
+
+
 def _prior(offer: Offer) -> Quality:
     prior = offer.method.quality_prior(offer.variant)
     return Quality(
-        kl_mean=prior.kl_mean,
-        perplexity_delta=prior.perplexity_delta,
-        low=prior.low,
-        high=prior.high,
+        kl_mean=float(prior.kl_mean),
+        perplexity_delta=_maybe(prior.perplexity_delta),
+        low=float(prior.low),
+        high=float(prior.high),
         evidence=Evidence(source="prior", confidence=_PRIOR_CONFIDENCE, notes=(prior.source,)),
     )

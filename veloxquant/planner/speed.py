@@ -6,6 +6,7 @@ Decode is bound by memory traffic: ms = (weight bytes read + cache bytes read + 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -98,9 +99,8 @@ def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpac
 def efficiency(hardware: HardwareProfile, weight_bits: float | None) -> float:
     """Share of bandwidth reached in decode, between the measured weight kinds by bits; 16 bits where unknown."""
     table = tables.speed()
-    known = sorted(
-        (table.efficiency_bits[k], v) for k, v in hardware.decode_efficiency.items() if k in table.efficiency_bits
-    )
+    stated = hardware.decode_efficiency.items()
+    known = sorted((table.efficiency_bits[k], v) for k, v in stated if k in table.efficiency_bits and v > 0)
     if not known:
         return table.default_efficiency
     bits = 16.0 if weight_bits is None else weight_bits
@@ -124,7 +124,7 @@ def decode(
     if measured is not None:
         return measured
     ms = line.ms(workload.tokens, workload.sequences)
-    return _estimate(line, ms, hardware, own_ms) if ms else None
+    return _estimate(line, ms, hardware, own_ms) if ms and math.isfinite(ms) else None
 
 
 def speed(
@@ -229,7 +229,7 @@ def latency_ms(one: Sighting) -> float | None:
     """Decode ms a token of each sequence, by the record's latency or else its throughput; None when it has neither."""
     record = one.record
     if record.latency_ms_per_token > 0:
-        return record.latency_ms_per_token
+        return float(record.latency_ms_per_token)
     return 1000 * record.sequences / record.throughput_tok_s if record.throughput_tok_s > 0 else None
 
 

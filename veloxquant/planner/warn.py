@@ -23,8 +23,12 @@ def warnings(setting: Setting, chosen: Option | None, options: Sequence[Option])
     notes = [*setting.room.warnings, *_about_the_model(setting)]
     if chosen is not None:
         notes += _about_the_chosen(setting, chosen)
-    notes += [note for option in options for note in option.seen.warnings]
+    notes += [note for option in sorted(options, key=_by_label) for note in option.seen.warnings]
     return tuple({(note.code, note.text): note for note in notes}.values())
+
+
+def _by_label(option: Option) -> str:
+    return option.label
 
 
 def _about_the_model(setting: Setting) -> Iterable[Note]:
