@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_BYTES = 2**53
-_MOST_TEXT = 200
+MOST_BYTES = 2**53
+"""The largest whole number that every JSON reader keeps exactly."""
+MOST_CORES = 4096
+MOST_TEXT = 200
+"""Characters of a name or a reason."""
 _FIELDS = tuple(field for field in HardwareProfile.__struct_fields__ if field != "sources")
 
 
@@ -73,7 +76,7 @@ def because(source: str, failed: str) -> str:
 
 def size(value: Any) -> int | None:
     """A positive whole number of bytes, else None."""
-    return value if type(value) is int and 0 < value <= _MOST_BYTES else None
+    return value if type(value) is int and 0 < value <= MOST_BYTES else None
 
 
 def amount(value: Any) -> int | None:
@@ -81,21 +84,21 @@ def amount(value: Any) -> int | None:
     return 0 if type(value) is int and value == 0 else size(value)
 
 
-def count(value: Any, most: int = 4096) -> int | None:
+def count(value: Any) -> int | None:
     """A positive whole number of cores, else None."""
     found = size(value)
-    return found if found is not None and found <= most else None
+    return found if found is not None and found <= MOST_CORES else None
 
 
 def text(value: Any) -> str | None:
     """One line of text without surrounding space, else None; what UTF-8 cannot hold is replaced."""
     if type(value) is not str:
         return None
-    line = " ".join(value[:_MOST_TEXT].encode("utf-8", "replace").decode().split())
+    line = " ".join(value[:MOST_TEXT].encode("utf-8", "replace").decode().split())
     return line if line and line.isprintable() else None
 
 
 def rate(value: Any) -> float | None:
     """A positive finite number, else None."""
     number = type(value) in (int, float)
-    return float(value) if number and 0 < value < _MOST_BYTES else None
+    return float(value) if number and 0 < value < MOST_BYTES else None

@@ -14,17 +14,14 @@ import msgspec
 
 from veloxquant.errors import InvalidParams
 from veloxquant.hardware import chips, recorded
-from veloxquant.hardware.findings import text
+from veloxquant.hardware.findings import MOST_BYTES, MOST_CORES, MOST_TEXT, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from veloxquant.profiles import HardwareProfile
 
-_MOST_BYTES = 2**53
 _MOST_GBPS = 1_000_000
-_MOST_CORES = 4096
-_MOST_TEXT = 200
 
 
 def with_overrides(profile: HardwareProfile, overrides: Mapping[str, Any]) -> HardwareProfile:
@@ -137,10 +134,10 @@ def _checked(key: str, value: Any) -> Any:
 
 
 def _size(field: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST_BYTES:
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_BYTES:
         return value
     raise _refusal(
-        field, value, f"a whole number of bytes from {least} to {_MOST_BYTES}", "16 GB of a Mac are 17179869184"
+        field, value, f"a whole number of bytes from {least} to {MOST_BYTES}", "16 GB of a Mac are 17179869184"
     )
 
 
@@ -149,9 +146,9 @@ def _amount(field: str, value: Any) -> int:
 
 
 def _cores(field: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_CORES:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_CORES:
         return value
-    raise _refusal(field, value, f"a whole number from 1 to {_MOST_CORES}", "leave it out when it is unknown")
+    raise _refusal(field, value, f"a whole number from 1 to {MOST_CORES}", "leave it out when it is unknown")
 
 
 def _rate(field: str, value: Any) -> float:
@@ -163,9 +160,9 @@ def _rate(field: str, value: Any) -> float:
 
 def _name(field: str, value: Any) -> str:
     found = text(value)
-    if found is not None and value.isprintable() and len(value) <= _MOST_TEXT:
+    if found is not None and value.isprintable() and len(value) <= MOST_TEXT:
         return chips.clean(found) or found
-    raise _refusal(field, value, f"one line of at most {_MOST_TEXT} characters", 'give a name such as "Apple M4 Max"')
+    raise _refusal(field, value, f"one line of at most {MOST_TEXT} characters", 'give a name such as "Apple M4 Max"')
 
 
 def _chip(field: str, value: Any) -> str:
@@ -196,7 +193,10 @@ def _version(field: str, value: Any) -> str:
 
 
 def _refusal(field: str, value: Any, expected: str, hint: str) -> InvalidParams:
-    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
+    try:
+        shown = repr(value)
+    except ValueError:  # Python prints no whole number of more than 4,300 digits
+        shown = "a number of thousands of digits"
     return InvalidParams(f"{field} is {shown[:80]}, which is not {expected}", hint=hint, field=field)
 
 
