@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from veloxquant.errors import MethodRefused
-from veloxquant.methods import LayerSpec
+from veloxquant.methods import LayerSpec, guard
 from veloxquant.methods.checks import sample_part
 from veloxquant.methods.guard import Guarded
 
@@ -75,11 +77,58 @@ def test_a_raising_refuses_is_an_answer(simple: Any) -> None:
 
 
 def test_an_interrupt_is_the_users(simple: Any) -> None:
-    """Control-C during a call stops the program and blames nobody."""
-    method, variant = guarded(simple, key_bits=raising(KeyboardInterrupt()))
+    """Control-C during a call stops the program and blames nobody; a method that raises one itself is to blame."""
+
+    def interrupted(self: Any, *_: Any) -> float:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.2)
+        return 8.0
+
+    method, variant = guarded(simple, key_bits=interrupted)
     with pytest.raises(KeyboardInterrupt):
         method.key_bits(variant, PART)
     assert method.tripped is None
+    method, variant = guarded(simple, key_bits=raising(KeyboardInterrupt()))
+    with pytest.raises(MethodRefused, match="it raised KeyboardInterrupt"):
+        method.key_bits(variant, PART)
+
+
+@pytest.mark.parametrize("hang", [lambda *_: time.sleep(20), lambda *_: spin()])
+def test_a_call_that_hangs_is_left_and_quarantines_the_method(
+    simple: Any, monkeypatch: pytest.MonkeyPatch, hang: Any
+) -> None:
+    """A method that hangs on one real layer, asleep or in a loop, holds up one plan for the limit and no other."""
+    monkeypatch.setattr(guard, "LIMIT_S", 0.2)
+    method, variant = guarded(simple, value_bits=hang)
+    with pytest.raises(MethodRefused, match=r"value_bits\(\) failed: it took longer than 0.2 s"):
+        method.value_bits(variant, PART)
+    assert method.refuses(variant, PART) == ("quarantined", method.tripped)
+
+
+def test_a_loop_that_was_left_ends(monkeypatch: pytest.MonkeyPatch, simple: Any) -> None:
+    """It would take processor time from the daemon for ever."""
+    monkeypatch.setattr(guard, "LIMIT_S", 0.2)
+    before = set(threading.enumerate())
+    method, variant = guarded(simple, value_bits=lambda *_: spin())
+    with pytest.raises(MethodRefused):
+        method.value_bits(variant, PART)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def spin() -> float:
+    """For ever."""
+    while True:
+        pass
+
+
+def test_equal_questions_are_asked_once(simple: Any) -> None:
+    """Planning functions are pure, so that a plan costs a look-up for what an earlier plan asked."""
+    asked = []
+    method, variant = guarded(simple, key_bits=lambda *question: asked.append(question) or 8.0)
+    assert [method.key_bits(variant, part) for part in (PART, sample_part(64, 2), sample_part(80, 2))] == [8.0] * 3
+    assert len(asked) == 2
 
 
 def test_a_slow_method_is_warned_of_and_the_third_time_quarantined(
@@ -90,7 +139,7 @@ def test_a_slow_method_is_warned_of_and_the_third_time_quarantined(
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * 0.06)
     method, variant = guarded(simple)
     with caplog.at_level(logging.WARNING):
-        answers = [method.key_bits(variant, PART) for _ in range(3)]
+        answers = [method.key_bits(variant, sample_part(width, 2)) for width in (64, 80, 96)]
     assert answers == [8.0] * 3
     assert len(caplog.records) == 1
     assert method.tripped == "method simple: key_bits() took more than 50 ms 3 times"

@@ -29,6 +29,17 @@ def veloxquant_methods():
     return [Mine()]
 """
 
+ASKING = """
+import os, time
+while True:
+    time.sleep(0.1)
+    for fd in range(3, 20):
+        try:
+            os.write(fd, b'{"stage": "import"}\\n')
+        except OSError:
+            pass
+"""
+
 MISBEHAVIOURS = {
     "leaves_at_import": ("import os\nos._exit(7)", "it ended the process (exit status 7) while it was imported"),
     "leaves_in_hook": (
@@ -89,6 +100,26 @@ MISBEHAVIOURS = {
         HEAD + "    def key_bits(self, variant, part): return float('nan')" + HOOK,
         "mine mine8: key_bits() returned nan, not bits from 0 to 256",
     ),
+    "changes_folder": (HEAD + "import os\nos.chdir('/')" + HOOK, "loading it changes the working folder"),
+    "takes_signals": (
+        HEAD + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + HOOK,
+        "loading it changes signal handlers",
+    ),
+    "changes_path": (HEAD + "import sys\nsys.path.insert(0, '/tmp')" + HOOK, "loading it changes sys.path"),
+    "takes_stdout": (
+        HEAD + "import io, sys\nsys.stdout = io.StringIO()" + HOOK,
+        "loading it changes the standard streams",
+    ),
+    "starts_threads": (
+        HEAD
+        + "import threading, time\nfor _ in range(9): threading.Thread(target=time.sleep, args=(60,)).start()"
+        + HOOK,
+        "loading it changes the running threads",
+    ),
+    "asks_for_more_time": (
+        ASKING,
+        "importing it took longer than 1.5 s",
+    ),
     "lies_into_the_pipe": (
         "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'[1]\\n')\n    except OSError: pass",
         "it wrote into the pipe that reports on it",
@@ -138,6 +169,23 @@ def _gone(pid: int) -> bool:
         return False
     with open(stat) as file:  # noqa: PTH123 -- a special file
         return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("name", ["json", "selectors", "veloxquant", "pytest"])
+def test_a_module_of_another_name_holder_is_no_plugin(name: str) -> None:
+    """An entry point that names the standard library, or anybody's package, finds no hook there."""
+    (verdict,) = examine([Plugin("d", "p", name)], LIMITS)
+    assert not verdict.ok
+    assert "no hook veloxquant_methods" in verdict.reason
+
+
+def test_fifty_plugins_are_tried_out_together(plugin_module: Any) -> None:
+    """Each gets its own verdict, in order."""
+    plugins = [
+        plugin_module(f"vqmany{at}", "raise ValueError" if at % 10 == 3 else HEAD.replace("mine", f"m{at}") + HOOK)
+        for at in range(50)
+    ]
+    assert [verdict.ok for verdict in examine(plugins, LIMITS)] == [at % 10 != 3 for at in range(50)]
 
 
 def test_a_module_that_does_not_exist_is_a_failed_import() -> None:

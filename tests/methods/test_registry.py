@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,6 +172,69 @@ def test_a_bad_verdict_is_remembered_for_a_while_and_not_after_an_installation(
     os.utime(site, ns=(1, 1))  # some file systems have coarse times
     assert "one" in names(registry.load())
     assert probes == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("dist", "hang"), [("sleeping", "time.sleep(30)"), ("looping", "while True: pass")])
+def test_a_plugin_that_hangs_after_a_good_verdict_holds_nobody_up(
+    install: Any, short_folder: Path, probes: list[int], dist: str, hang: str
+) -> None:
+    """Its files did not change, but what it does depends on more: it is left, and not tried again for a while."""
+    trap = short_folder / "trap"
+    body = f"import os, time\nif os.path.exists({str(trap)!r}):\n    {hang}\n" + SOURCE
+    install(dist, "one", "one-a", source=body)
+    install("second", "two", "two-a")
+    assert names(registry.load()) == ["affine", "fp16", "one", "two"]
+    sys.modules.pop(f"vqreg_{dist}")  # as in a new process
+    trap.write_text("")
+    loaded = registry.load(import_timeout_s=0.3, hook_timeout_s=0.2)
+    assert names(loaded) == ["affine", "fp16", "two"]
+    assert [(q.name, q.reason) for q in loaded.quarantined] == [(dist, "loading it took longer than 0.5 s")]
+    assert registry.load().quarantined == loaded.quarantined
+    assert probes == [2, 0, 0]
+
+
+def test_what_a_plugin_does_to_warnings_stays_with_it(install: Any) -> None:
+    """Many packages add filters when they are imported; ours are as before."""
+    install("filtering", "one", "one-a", source="import warnings\nwarnings.simplefilter('ignore')\n" + SOURCE)
+    before = list(warnings.filters)
+    assert "one" in names(registry.load())
+    assert list(warnings.filters) == before
+
+
+def test_a_full_disk_leaves_no_half_verdicts(install: Any, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write fails as it does on a full disk; the plugin loads and no file is left."""
+    install("first", "one", "one-a")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(verdicts.json, "dump", full)
+    assert "one" in names(registry.load(cache_dir=short_folder / "verdicts"))
+    assert list((short_folder / "verdicts").iterdir()) == []
+
+
+def test_two_processes_load_at_once(install: Any, short_folder: Path) -> None:
+    """Two daemons that start together try out the same plugins and keep the same verdicts."""
+    for dist, name in (("first", "one"), ("second", "two")):
+        install(dist, name, f"{name}-a")
+    with ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(verdict_files, short_folder / "verdicts") for _ in range(4)]
+    assert [future.result() for future in made] == [2] * 4
+
+
+def verdict_files(folder: Path) -> int:
+    """Load in a process of its own, and count the whole verdicts then there."""
+    code = (
+        "import json, pathlib, sys; sys.path[:] = json.loads(sys.argv[1])\n"
+        "from veloxquant.methods import registry\n"
+        "folder = pathlib.Path(sys.argv[2])\n"
+        "assert [m.name for m in registry.load(cache_dir=folder).methods] == ['affine', 'fp16', 'one', 'two']\n"
+        "print(sum(json.loads(path.read_text())['ok'] for path in folder.glob('*.json')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(sys.path), str(folder)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"stamp": null}', "\x00", '{"ok": 1, "reason": 2}'])

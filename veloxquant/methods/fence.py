@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+import warnings
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,9 @@ def _fenced(call: Callable[[], Any], what: str) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep a plugin's prints off our standard output, which carries answers; nothing is stored."""
-    with contextlib.redirect_stdout(io.TextIOWrapper(io.BufferedWriter(_Nowhere()), "utf-8", "replace")):
+    """Keep a plugin's prints off our standard output, which carries answers, and its filters off our warnings."""
+    nowhere = io.TextIOWrapper(io.BufferedWriter(_Nowhere()), "utf-8", "replace")
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere):
         yield
 
 

@@ -14,6 +14,7 @@ from veloxquant.errors import MethodRefused
 from veloxquant.methods import checks
 from veloxquant.methods.fence import reason_of
 from veloxquant.methods.method import LayerSpec, Method, Param, QualityPrior, Variant
+from veloxquant.methods.timed import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 SLOW_S = 0.005
 TOO_SLOW_S = 0.050
 TOO_SLOW_TIMES = 3
+LIMIT_S = 1.0
+"""A planning call that takes longer is left to itself, and the method with it."""
+MAX_ANSWERS = 4096
 QUARANTINED = "quarantined"
 """The protocol's reason code."""
 
@@ -31,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class Guarded(Method):
-    """Delegates to a foreign method and checks each answer. `tripped` says why it is quarantined, else None."""
+    """Delegates to a foreign method within a time limit and checks each answer.
+
+    `tripped` says why it is quarantined, else None.
+    """
 
     def __init__(self, inner: Method, variants: Sequence[Variant]) -> None:
         self.name, self.version, self.summary, self.paper = inner.name, inner.version, inner.summary, inner.paper
@@ -40,6 +47,7 @@ class Guarded(Method):
         self.tripped: str | None = None
         self._inner = inner
         self._variants = tuple(variants)
+        self._answers: dict[tuple[Any, ...], Any] = {}
         self._slow = 0
         self._warned = False
 
@@ -96,17 +104,24 @@ class Guarded(Method):
                 hint="choose another method, or tell its author",
             ) from error
 
-    def _ask(self, what: str, check: Callable[[Any], _Answer], *args: Any) -> _Answer:
+    def _ask(self, what: str, check: Callable[[Any], _Answer], variant: Variant, *part: CachePart) -> _Answer:
+        """The checked answer. Equal questions have equal answers (the probe asks twice), so each is asked once."""
         if self.tripped is not None:
             raise _refused(self.tripped)
+        question = (what, variant.label, *variant.params.items(), *part)
+        if question in self._answers:
+            return self._answers[question]  # type: ignore[no-any-return]
         began = time.perf_counter()
         try:
-            answer = check(getattr(self._inner, what)(*args))
+            answer = within(LIMIT_S, "it", lambda: check(getattr(self._inner, what)(variant, *part)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._trip(f"{what}() failed: {reason_of(error)}")
             raise _refused(str(self.tripped)) from error
+        if len(self._answers) >= MAX_ANSWERS:
+            self._answers.clear()
+        self._answers[question] = answer
         self._time(what, time.perf_counter() - began)
         return answer
 

@@ -13,8 +13,10 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from veloxquant.errors import MethodRefused
@@ -30,6 +32,7 @@ _TOO_SLOW = {
     "hook": "its hook took longer than {hook_s:g} s",
     "check": "its planning functions took longer than {check_s:g} s",
 }
+_STAGES = tuple(_TOO_SLOW)
 _DURING = {"import": "while it was imported", "hook": "in its hook", "check": "in its planning functions"}
 _HEAVY = ("mlx", "mlx_lm", "transformers", "torch")
 _BEFORE = frozenset(sys.modules)
@@ -111,12 +114,14 @@ def _be_the_child(plugin: Plugin, messages: int, output: int, limits: dict[str, 
 
 
 def _load(plugin: Plugin, messages: int) -> dict[str, Any]:
+    before = _surroundings()
     try:
         methods = methods_of(plugin, lambda stage: _say(messages, {"stage": stage}))
         _say(messages, {"stage": "check"})
         for method in methods:
             check_figures(method, check_variants(method))
         _check_light()
+        _check_unchanged(before)
     except BaseException as error:  # noqa: BLE001 -- fence: a planning function may raise anything, SystemExit included
         return {"ok": False, "reason": reason_of(error)}
     return {"ok": True, "reason": ""}
@@ -129,6 +134,33 @@ def _check_light() -> None:
             f"loading it imports {', '.join(heavy)}, which the planner must not carry: import inside build()",
             hint="move the import into build()",
         )
+
+
+def _surroundings() -> dict[str, Any]:
+    """What the whole process shares, and a plugin must leave alone."""
+    return {
+        "the working folder": Path().stat(),
+        "signal handlers": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
+        "sys.path": [*sys.path],
+        "the standard streams": (sys.stdin, sys.stdout, sys.stderr),
+        "the running threads": threading.enumerate(),
+    }
+
+
+def _check_unchanged(before: dict[str, Any]) -> None:
+    after = _surroundings()
+    changed = [what for what in before if not _same(before[what], after[what])]
+    if changed:
+        raise MethodRefused(
+            f"loading it changes {' and '.join(changed)}, which the whole process shares",
+            hint="do it inside build(), or not at all",
+        )
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, os.stat_result):
+        return os.path.samestat(before, after)
+    return bool(before == after)
 
 
 def _say(messages: int, message: dict[str, Any]) -> None:
@@ -169,8 +201,9 @@ def _take_messages(child: _Child, limits: dict[str, Any]) -> None:
     for line in lines:
         stage, answer = _message(line)
         if stage is not None:
-            child.stage = stage
-            child.deadline = time.monotonic() + limits[f"{stage}_s"]
+            if _STAGES.index(stage) > _STAGES.index(child.stage):  # a stage said twice gives no more time
+                child.stage = stage
+                child.deadline = time.monotonic() + limits[f"{stage}_s"]
         else:
             child.answer = child.answer or answer  # the first word stands
 

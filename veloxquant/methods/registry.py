@@ -18,6 +18,7 @@ from veloxquant.methods.fence import methods_of, quiet, reason_of
 from veloxquant.methods.guard import Guarded
 from veloxquant.methods.plugin import Plugin, Quarantined
 from veloxquant.methods.probe import Limits, Verdict, examine
+from veloxquant.methods.timed import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,9 +113,10 @@ def load(
             fenced.append(Quarantined(plugin.name, plugin.distribution, verdict.reason))
             continue
         try:
-            candidates += _candidates(plugin, stamps.get(plugin) or "")
+            candidates += _candidates(plugin, stamps.get(plugin) or "", import_timeout_s + hook_timeout_s)
         except MethodRefused as error:
             fenced.append(Quarantined(plugin.name, plugin.distribution, error.message))
+            verdicts.remember(folder, plugin, stamps.get(plugin), Verdict(ok=False, reason=error.message))
     ready, clashing, warnings = _without_clashes(candidates)
     return _loaded(ready, [*fenced, *clashing], [*stale, *warnings])
 
@@ -158,20 +160,28 @@ def _stale(plugin: Plugin) -> str:
     return f"{plugin.distribution}: its files changed since this process loaded it; restart to use them"
 
 
-def _candidates(plugin: Plugin, stamp: str) -> list[_Candidate]:
-    """Load the plugin in this process. Raises MethodRefused for anything it does wrong."""
-    with quiet():
+def _candidates(plugin: Plugin, stamp: str, limit_s: float) -> list[_Candidate]:
+    """Load the plugin in this process. Raises MethodRefused for anything it does wrong.
+
+    One of ours is trusted; any other has limit_s, since what its probe saw may have been long ago.
+    """
+
+    def load_it() -> list[_Candidate]:
         return [_candidate(plugin, method, stamp) for method in methods_of(plugin)]
+
+    with quiet():
+        return load_it() if plugin.first_party else within(limit_s, "loading it", load_it)
 
 
 def _candidate(plugin: Plugin, method: Method, stamp: str) -> _Candidate:
     try:
         variants = check_variants(method)
+        fenced = method if plugin.first_party else Guarded(method, variants)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise MethodRefused(f"its methods are not usable: {reason_of(error)}") from error
-    return _Candidate(plugin, method if plugin.first_party else Guarded(method, variants), variants, stamp)
+    return _Candidate(plugin, fenced, variants, stamp)
 
 
 def _without_clashes(

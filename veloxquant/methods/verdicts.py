@@ -7,6 +7,7 @@ Nothing here raises: without a disk every load simply probes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -66,12 +67,17 @@ def remember(folder: Path, plugin: Plugin, stamped: str | None, verdict: Verdict
     kept = {"stamp": stamped, "site": _site(), "ok": verdict.ok, "reason": verdict.reason, "took_s": verdict.took_s}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(kept, file)
-        Path(temporary).replace(_path(folder, plugin))
+        descriptor, name = tempfile.mkstemp(dir=folder)
     except OSError:
         return
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(kept, file)
+        temporary.replace(_path(folder, plugin))
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _path(folder: Path, plugin: Plugin) -> Path:
