@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from veloxquant import paths, units
-from veloxquant.errors import ConfigInvalid, InvalidParams
+from veloxquant.errors import ConfigInvalid, InvalidParams, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -184,7 +184,7 @@ def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> 
             _unknown(section, str(place), _SECTIONS)
         if not isinstance(entries, dict):
             raise ConfigInvalid(
-                f"{section} in {place} is {_shown(entries)}, which is no section",
+                f"{section} in {place} is {quoted(entries)}, which is no section",
                 hint=f"write [{section}] on a line of its own and its keys below",
                 field=section,
             )
@@ -250,9 +250,9 @@ def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
     except InvalidParams as error:
         _refuse(key, origin, f"{error.message}", error.hint)
     except msgspec.ValidationError as error:
-        _refuse(key, origin, f"{_shown(value)} is refused: {_reason(key, error)}", _expected(key))
+        _refuse(key, origin, f"{quoted(value)} is refused: {_reason(key, error)}", _expected(key))
     if isinstance(made, str) and not _is_utf8(made):
-        _refuse(key, origin, f"{_shown(value)} is not UTF-8", "choose a name that UTF-8 can hold")
+        _refuse(key, origin, f"{quoted(value)} is not UTF-8", "choose a name that UTF-8 can hold")
     return str(paths.home(env) / made[2:]) if kind == PathText and made.startswith("~/") else made
 
 
@@ -326,14 +326,6 @@ def _reason(key: str, error: msgspec.ValidationError) -> str:
 
 def _is_utf8(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # no whole number of more than 4,300 digits is printed, but one in hexadecimal is read
-        text = "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 -- one line of text
 
 
 def _expected(key: str) -> str:

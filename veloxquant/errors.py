@@ -37,6 +37,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def quoted(value: object, most: int = 60) -> str:
+    """An input as a message quotes it, on one short line. Never raises, whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 -- a stranger's repr; and Python prints no number of more than 4,300 digits
+        return "a value that cannot be printed"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class VeloxError(Exception):
     """Base of all errors. `field` names the offending input where there is one."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
-from veloxquant.errors import InvalidParams
+from veloxquant.errors import InvalidParams, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,6 @@ _NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([A-Za-z]
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+", re.ASCII)
 _BINARY = {f"{letter}ib": Fraction(1024**n) for n, letter in enumerate("kmgtp", 1)}
 _DECIMAL = {f"{letter}b": Fraction(1000**n) for n, letter in enumerate("kmgtp", 1)}
-_SHOWN = 60
 _BINARY_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -158,9 +157,6 @@ def _read_text(text: str, kind: _Kind, field: str | None) -> Fraction:
 
 
 def _refuse(value: object, kind: _Kind, reason: str, field: str | None) -> NoReturn:
-    # Python refuses to print integers of more than 4,300 digits.
-    huge = isinstance(value, int) and value.bit_length() > 128  # noqa: PLR2004 -- far above any bound here
-    shown = "a number of more than 38 digits" if huge else repr(value)
-    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    shown = quoted(value)
     name = f"{field} is {shown}" if field else shown
     raise InvalidParams(f"{name}, which is no {kind.what}: {reason}", hint=kind.hint, field=field)

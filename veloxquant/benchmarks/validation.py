@@ -6,7 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.errors import RecordInvalid
+from veloxquant.errors import RecordInvalid, quoted
 from veloxquant.profiles import WorkloadProfile
 from veloxquant.profiles.workload import MAX_CONTEXT_TOKENS, MAX_ROWS
 
@@ -31,12 +31,7 @@ _AMOUNTS = ("throughput_tok_s", "latency_ms_per_token")
 
 def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
     """The error for one field: what it is, what it should be, what to do."""
-    try:
-        shown = repr(value)
-    except ValueError:  # Python prints no whole number of more than 4,300 digits
-        shown = "a number of thousands of digits"
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."  # noqa: PLR2004 -- one line of a terminal
-    return RecordInvalid(f"{name} is {shown}, which is not {wanted}", hint=hint, field=name)
+    return RecordInvalid(f"{name} is {quoted(value)}, which is not {wanted}", hint=hint, field=name)
 
 
 def check_types(record: BenchmarkRecord) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant.errors import InvalidParams
+from veloxquant.errors import InvalidParams, quoted
 from veloxquant.hardware import chips, recorded
 from veloxquant.hardware.findings import MOST_BYTES, MOST_CORES, MOST_TEXT, text
 
@@ -193,11 +193,7 @@ def _version(field: str, value: Any) -> str:
 
 
 def _refusal(field: str, value: Any, expected: str, hint: str) -> InvalidParams:
-    try:
-        shown = repr(value)
-    except ValueError:  # Python prints no whole number of more than 4,300 digits
-        shown = "a number of thousands of digits"
-    return InvalidParams(f"{field} is {shown[:80]}, which is not {expected}", hint=hint, field=field)
+    return InvalidParams(f"{field} is {quoted(value)}, which is not {expected}", hint=hint, field=field)
 
 
 _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
