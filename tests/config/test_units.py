@@ -55,7 +55,8 @@ def test_times(text: str, seconds: float) -> None:
 JUNK = [
     "", " ", "GiB", "12G", "12 potatoes", "-1", "-5GiB", "+1", "inf", "nan", "1e9", "0x10", "1.2.3",
     "\uff11\uff12", "9" * 40,
-    "1_000", "1,00", "9999999TiB", math.inf, -math.inf, math.nan, 1e300, -1, True, None, 10**5000, -(10**5000), [10**5000],
+    "1_000", "1,00", "9999999TiB", math.inf, -math.inf, math.nan, 1e300, -1, True, None, 10**5000, -(10**5000),
+    [10**5000],
 ]  # fmt: skip
 
 
