@@ -8,6 +8,7 @@ mlx_lm is never imported in this process.
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 FACTORY = "veloxquant.methods.worker:load"
 """What the trace worker calls to build method caches; a dotted name, so that models need not import methods."""
+
+_TRACE_BYTES = 64 * 1024
+"""About what one traced model takes on disk."""
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +148,23 @@ def trace_profile(source: ModelSource, world: World) -> ModelProfile:
     )
 
 
+def traces_unkept(config: Config) -> str | None:
+    """Why a traced model cannot be kept, with the way out; None when it can. Writes a small file and removes it."""
+    folder = trace_directory(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".room-") as file:
+            file.write(bytes(_TRACE_BYTES))
+            file.flush()
+    except OSError as error:
+        why = error.strerror or error
+        return (
+            f"traced models cannot be kept in {folder} ({why}), each is traced again by the next process: "
+            "free some disk space, or set trace.cache_directory"
+        )
+    return None
+
+
 def request(params: PlanParams | FitParams, profile: ModelProfile, world: World) -> PlanRequest:
     """The resolved request: overrides applied to the machine, engine and method names checked.
 
@@ -172,7 +193,13 @@ def fit(params: FitParams, world: World) -> FitTable:
 
 def _resolved(params: PlanParams | FitParams, world: World) -> PlanRequest:
     source = model_source(params, world)
-    return request(params, cached_profile(source, world) or trace_profile(source, world), world)
+    profile = cached_profile(source, world)
+    if profile is None:
+        profile = trace_profile(source, world)
+        trouble = traces_unkept(world.config)
+        if trouble is not None:
+            _log.warning("%s", trouble)
+    return request(params, profile, world)
 
 
 def _engine_version(engine: EngineParams | None, profile: ModelProfile) -> str | None:

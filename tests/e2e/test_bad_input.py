@@ -147,9 +147,12 @@ def test_without_the_engine_a_plan_says_so(
 
 
 def test_a_full_disk_costs_the_cache_and_not_the_plan(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], inline: Callable[..., str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    inline: Callable[..., str],
 ) -> None:
-    """Where traces cannot be kept the model is traced all the same, and the doctor names the fix."""
+    """Where traces cannot be kept the model is traced all the same, with a warning; the doctor names the fix, too."""
     import json
 
     from veloxquant.ctl.main import main
@@ -158,6 +161,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_plan(
     words = ["plan", "--no-daemon", "--json", "--config", inline("tiny", TINY), "--weights", "1MiB"]
     assert main([*words, "--memory", "16GiB", "--working-set", "11GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["source"] == "traced"
+    assert "trace.cache_directory" in caplog.text
     assert main(["doctor", "--json"]) == 1
     checks = {one["name"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["trace cache"]["state"] == "failed"

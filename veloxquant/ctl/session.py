@@ -40,6 +40,10 @@ class Session:
         """The way to an answer: the daemon, or with --no-daemon (and --records) this process alone."""
         from veloxquant.client import Client
 
+        if self.options.quiet:
+            import logging
+
+            logging.getLogger("veloxquant").setLevel(logging.ERROR)
         here = self.options.no_daemon or getattr(self.options, "records", None) is not None
         return Client(config=self.config, timeout_s=self.timeout_s, transport=_NoDaemon() if here else None)
 

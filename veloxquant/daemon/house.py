@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from veloxquant.config import Config
     from veloxquant.local import World
-    from veloxquant.profiles import HardwareProfile
+    from veloxquant.models.resolve import ModelSource
+    from veloxquant.profiles import HardwareProfile, ModelProfile
     from veloxquant.wire.messages import ExplainParams, FitParams, HardwareParams, PlanParams
 
 SERVER = "veloxquant"
@@ -54,7 +56,7 @@ class House:
         self.state = State(world)
         self.feed = feed
         self.counters = Counters()
-        self.traces = Traces()
+        self.traces = Traces(self._trace)
         self.clients = Clients()
         self.stop_reason: str | None = None
         self.stopping = asyncio.Event()
@@ -65,6 +67,7 @@ class House:
         self._read_config = read_config
         self._questions = Questions(self.state, self.traces)
         self._hardware = HardwareWatch(self.state)
+        self._loop = asyncio.get_running_loop()
         self._reloading = asyncio.Lock()
         self._first_config = world.config
         self._started = time.monotonic()
@@ -171,6 +174,14 @@ class House:
         if self.stop_reason is None:
             self.stop_reason = reason
             self.stopping.set()
+
+    def _trace(self, source: ModelSource, world: World) -> ModelProfile:
+        """In a thread: trace a model, and warn when the disk cannot keep what was found."""
+        profile = local.trace_profile(source, world)
+        why = local.traces_unkept(world.config)
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody reads warnings any more
+            self._loop.call_soon_threadsafe(self.state.warn, "traces", why)
+        return profile
 
     def _build(self) -> tuple[World, RecordFeed]:
         """In a thread: everything anew, records apart, which the feed brings along."""
