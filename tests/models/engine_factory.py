@@ -122,6 +122,24 @@ def networked() -> Quantized:
     return Quantized()
 
 
+def forking() -> Quantized:
+    """Copies itself until it is stopped."""
+    for _ in range(3):
+        if not os.fork():
+            time.sleep(60)
+    return Quantized()
+
+
+def hungry() -> Quantized:
+    """Computes arrays until it is stopped, in MLX and beside it."""
+    import mlx.core as mx
+
+    held = []
+    while True:
+        mx.eval(array := mx.ones((2**22,)))
+        held += [array, bytearray(2**22)]
+
+
 def unpickling() -> Quantized:
     """Loads a pickle that names a class."""
     pickle.loads(pickle.dumps(PurePosixPath("/")))  # noqa: S301 -- must be refused

@@ -186,19 +186,53 @@ def test_a_probe_that_hangs_leaves_the_others_untried(monkeypatch: pytest.Monkey
         ("noisy", None),
         ("networked", "is not allowed while tracing"),
         ("unpickling", "pickle.find_class is not allowed"),
+        ("forking", "os.fork is not allowed"),
+        ("hungry", "the trace was "),
     ],
 )
 def test_plugins_can_neither_forge_answers_nor_reach_out(
     factories: None, tiny: dict[str, Any], factory: str, refused: str | None
 ) -> None:
-    """What they print is no answer; network and pickles are closed to them."""
-    found = trace(request(tiny, f"engine_factory:{factory}", "a"), timeout_s=30)
+    """What they print is no answer; network, pickles, copies of the process and memory without end are closed to them.
+
+    MLX answers a refused allocation with a signal on some systems and an exception on others.
+    """
+    found = trace(request(tiny, f"engine_factory:{factory}", "a", memory_limit_bytes=512 * MIB), timeout_s=30)
     assert found.profile is not None
     (probe,) = found.profile.probes
     if refused is None:
         assert probe.packed == (0, 1, 2, 3)
     else:
         assert refused in str(probe.refused)
+
+
+def test_failures_leave_nothing_behind() -> None:
+    """After fifty programs that die there is no child and no open descriptor more than before."""
+    before = open_descriptors(), children()
+    for at in range(50):
+        assert run("os._exit(5)" if at % 2 else "os.kill(os.getpid(), 11)").ended
+    assert run("time.sleep(60)", timeout_s=0.1).ended
+    assert (open_descriptors(), children()) == before
+
+
+def children() -> int:
+    """How many children this process has, dead ones that were not collected included, and `ps` itself."""
+    parents = subprocess.run(["ps", "-A", "-o", "ppid="], capture_output=True, text=True, check=True)
+    return parents.stdout.split().count(str(os.getpid()))
+
+
+def open_descriptors() -> int:
+    """How many files this process has open, by trying each number."""
+    return sum(is_open(number) for number in range(256))
+
+
+def is_open(number: int) -> bool:
+    """Whether the descriptor can be looked at."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("count", [10**9, -1, "many"])

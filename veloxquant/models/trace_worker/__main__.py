@@ -45,9 +45,16 @@ def _limit(request: TraceRequest) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
+_FORBIDDEN = frozenset(
+    {"socket.connect", "socket.getaddrinfo", "socket.sendto", "pickle.find_class"}
+    | {"os.fork", "os.forkpty", "os.system", "os.exec"}
+)
+"""Audit events (docs.python.org/3/library/audit_events.html). A copy of the process would hold memory of its own."""
+
+
 def _forbid(event: str, _: tuple[Any, ...]) -> None:
-    """No network and no pickles, whatever a model module or a plugin tries."""
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "pickle.find_class"):
+    """No network, no pickles and no copies of itself, whatever a model module or a plugin tries."""
+    if event in _FORBIDDEN:
         raise PermissionError(f"{event} is not allowed while tracing a model")
 
 
