@@ -231,26 +231,35 @@ def test_a_daemon_that_does_not_even_read_is_given_up(path: Path) -> None:
         read_on.set()
 
 
-def test_a_slow_answer_of_a_living_daemon_is_waited_for(path: Path) -> None:
+def test_a_slow_answer_of_a_living_daemon_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long work on one connection is not taken for a hang while the daemon answers pings on another."""
-    pings: list[bytes] = []
+    monkeypatch.setattr(_transport, "FIRST_SILENCE_S", 0.05)
+    pings = threading.Semaphore(0)
 
     def slow(connection: socket.socket) -> None:
-        request = scripted.line(connection)
-        if b'"id":0' in request:
-            pings.append(request)
+        if b'"id":0' in scripted.line(connection):
+            pings.release()
             connection.sendall(b'{"jsonrpc":"2.0","id":0,"result":{"pong":true,"pid":7,"generation":3}}\n')
             return
-        time.sleep(0.5)
+        assert pings.acquire(timeout=30)
+        assert pings.acquire(timeout=30)
         connection.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"pong":true,"pid":7,"generation":3}}\n')
 
-    with scripted.daemon(path, slow), client(path, timeout_s=1.5) as asking:
+    with scripted.daemon(path, slow), client(path, timeout_s=30) as asking:
         assert asking.ping().pid == 7
-    assert pings
 
 
-def test_a_full_backlog_is_tried_again(path: Path) -> None:
-    """A burst above the backlog (EAGAIN on Linux) is absorbed: nobody listens faster than they knock."""
+@pytest.mark.usefixtures("lock_held")
+def test_a_full_backlog_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst above the backlog is absorbed: refused with EAGAIN on Linux, like an absent daemon on macOS."""
+    knocked = threading.Event()
+    pause = time.sleep
+
+    def sleep(seconds: float) -> None:
+        knocked.set()
+        pause(seconds)
+
+    monkeypatch.setattr(_transport.time, "sleep", sleep)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     listener.listen(0)
@@ -263,7 +272,7 @@ def test_a_full_backlog_is_tried_again(path: Path) -> None:
             break
 
     def accept_late() -> None:
-        time.sleep(0.05)
+        knocked.wait(30)
         while True:
             try:
                 connection, _ = listener.accept()
@@ -283,6 +292,7 @@ def test_a_full_backlog_is_tried_again(path: Path) -> None:
     try:
         with client(path) as asking:
             assert asking.ping().pong
+        assert knocked.is_set()
     finally:
         for filler in fillers:
             filler.close()

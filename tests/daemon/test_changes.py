@@ -137,7 +137,7 @@ def test_sighup_reloads_and_a_wrong_configuration_keeps_the_old_one(configured: 
     assert caught.value.field == "planner.reserve_byte"
     configured("[planner]\nreserve_bytes = 3000\n")
     daemon.signal(signal.SIGHUP)
-    wait_for(lambda: daemon.call("status")["generation"] == 1, "the reload")
+    wait_for(lambda: daemon.call("status")["generation"] >= 1, "the reload")
     assert daemon.call("plan", TINY)["budget"]["reserve_bytes"] == 3000
     assert daemon.call("status")["warnings"] == []
 
