@@ -107,7 +107,7 @@ def test_the_oldest_files_make_room(tmp_path: Path) -> None:
 
 def test_a_file_that_another_process_takes_away_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes make room at the same time: one finds a name whose file is gone."""
-    entry = SimpleNamespace(is_file=lambda **_: True, stat=(tmp_path / "gone").stat, path="gone")
+    entry = SimpleNamespace(stat=lambda **_: (tmp_path / "gone").stat(), path="gone")
     monkeypatch.setattr(os, "scandir", lambda _: contextlib.nullcontext([entry]))
     store.write(tmp_path, KEY, PROFILE, complete=True)
     assert store.read(tmp_path, KEY) == PROFILE

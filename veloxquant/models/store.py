@@ -65,12 +65,16 @@ def write(folder: Path, key: str, profile: ModelProfile, *, complete: bool) -> N
 
 def _forget_oldest(folder: Path) -> None:
     """Keep the newest files only; leftovers of killed writers go with them."""
-    files = []
     with os.scandir(folder) as found:
-        for entry in found:
-            with contextlib.suppress(OSError):  # another process keeps house at the same time
-                if entry.is_file(follow_symlinks=False):
-                    files.append((entry.stat().st_mtime_ns, entry.path))
+        files = [(_changed_ns(entry), entry.path) for entry in found]
     for _, path in sorted(files)[: max(0, len(files) - _MAX_FILES)]:
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108 -- a name, not a path, is at hand
+
+
+def _changed_ns(entry: os.DirEntry[str]) -> int:
+    """When it was last written; 0 for what another process has just removed."""
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
