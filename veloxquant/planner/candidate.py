@@ -77,7 +77,7 @@ def _term(option: Option, term: Term) -> MemoryTerm:
     workload = option.setting.workload
     slots = slots_held(term, workload.context_length, workload.generation_length, option.step)
     return MemoryTerm(
-        layers=term.count,
+        layers=term.layers,
         packed=term.packed,
         kind=term.part.kind,
         heads=term.part.heads,
@@ -87,7 +87,7 @@ def _term(option: Option, term: Term) -> MemoryTerm:
         value_bits=term.value_bits,
         slots=slots,
         fixed_bytes=term.fixed_bytes,
-        bytes=round(term.count * (slots * term.slot_bytes + term.fixed_bytes)),
+        bytes=round(term.layers * (slots * term.slot_bytes + term.fixed_bytes)),
     )
 
 

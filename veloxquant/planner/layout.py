@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import MethodError
 from veloxquant.planner.result import Layers
@@ -70,8 +70,7 @@ class Refusal:
     detail: str
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """Why layers keep the engine's cache: a stable word, the protocol's reason code for it, one layer's sentence."""
 
     word: str

@@ -8,7 +8,7 @@ a growth step, or the score matrix where attention materializes one, and what wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,12 +24,11 @@ PROMPTS_AT_ONCE = 8
 """Requests that mlx-lm's server prefills together (its --prompt-concurrency)."""
 
 
-@dataclass(frozen=True)
-class Term:
-    """`count` identical cache parts under one variant. Bits are stored bits a number, scales included."""
+class Term(NamedTuple):
+    """`layers` identical cache parts under one variant. Bits are stored bits a number, scales included."""
 
     part: CachePart
-    count: int
+    layers: int
     packed: bool
     key_bits: float
     value_bits: float
@@ -47,8 +46,7 @@ class Term:
         return self.part.kind in ("kv", "concat")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """One variant's caches as coefficients, so that a length costs a few multiplications."""
 
     terms: tuple[Term, ...]
@@ -72,8 +70,7 @@ class Shape:
         return min(self.rows, self.batch * PROMPTS_AT_ONCE)
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(NamedTuple):
     """Bytes of all sequences together at one context and prefill step."""
 
     stored: int
@@ -135,7 +132,7 @@ def _packed_term(offer: Offer, part: CachePart, count: int) -> Term:
     key, value = part.heads * key_bits * part.key_width / 8, part.heads * value_bits * part.value_width / 8
     return Term(
         part=part,
-        count=count,
+        layers=count,
         packed=True,
         key_bits=key_bits,
         value_bits=value_bits,
@@ -150,7 +147,7 @@ def _engine_term(part: CachePart, count: int) -> Term:
     key, value = part.key_width * part.key_itemsize, part.value_width * part.value_itemsize
     return Term(
         part=part,
-        count=count,
+        layers=count,
         packed=False,
         key_bits=8.0 * part.key_itemsize,
         value_bits=8.0 * part.value_itemsize,
@@ -190,11 +187,11 @@ def load(shape: Shape, context: int, generation: int, step: int, measured: Measu
     buffer: float = 0
     for term in shape.terms:
         held, most, old = _slots(term.part, term.step, runs)
-        grown = term.count * held * term.slot_bytes
-        constant = term.count * term.fixed_bytes
+        grown = term.layers * held * term.slot_bytes
+        constant = term.layers * term.fixed_bytes
         stored += grown + constant
         fixed += constant if term.grows else grown + constant
-        window_extra += term.count * (most - held) * term.slot_bytes
+        window_extra += term.layers * (most - held) * term.slot_bytes
         transient = max(transient, old * term.slot_bytes)
         buffer = max(buffer, most * term.array_bytes, term.fixed_bytes)
     if measured is not None:
@@ -227,7 +224,7 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
 
 def bytes_per_token(shape: Shape, measured: Measured | None = None) -> float:
     """Growth with one more token of one sequence once windows are full, slack left out."""
-    traced = float(sum(term.count * term.slot_bytes for term in shape.terms if term.grows))
+    traced = float(sum(term.layers * term.slot_bytes for term in shape.terms if term.grows))
     return traced if measured is None else traced * measured.per_traced_byte
 
 
@@ -256,4 +253,4 @@ def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> tuple[int
 
 def with_sequences(shape: Shape, concurrent: int, batch: int) -> Shape:
     """The same caches for another number of requests side by side."""
-    return replace(shape, sequences=concurrent * batch, batch=batch)
+    return shape._replace(sequences=concurrent * batch, batch=batch)

@@ -7,9 +7,8 @@ Decode is bound by memory traffic: ms = (weight bytes read + cache bytes read + 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.planner import tables
 from veloxquant.planner.evidence import evidence, same_context
@@ -29,8 +28,7 @@ UNCALIBRATED_GAIN_CONFIDENCE = 0.25
 """Low on purpose: whether a packed cache is faster than the engine's own changes sign between chips."""
 
 
-@dataclass(frozen=True)
-class Decode:
+class Decode(NamedTuple):
     """Milliseconds for one token of each sequence, with its range and grounds."""
 
     ms: float
@@ -44,8 +42,7 @@ class Decode:
         return self.ms if self.evidence.source == "measured" else self.low
 
 
-@dataclass(frozen=True)
-class Roofline:
+class Roofline(NamedTuple):
     """One variant on one machine: ms a token for any length and number of sequences. None fields are unknown."""
 
     weight_bytes: int | None
@@ -63,8 +60,10 @@ class Roofline:
         if self.bytes_per_ms is None or self.weight_bytes is None:
             return None
         rows = sequences if self.shape.batchable else min(sequences, self.shape.batch)
-        moved = self._weights_read(rows) + rows * sum(_read(t.part, t.slot_bytes, tokens) * t.count for t in self.terms)
-        numbers = rows * sum(t.count * _numbers(t.part, tokens) for t in self.terms if t.packed)
+        moved = self._weights_read(rows) + rows * sum(
+            _read(t.part, t.slot_bytes, tokens) * t.layers for t in self.terms
+        )
+        numbers = rows * sum(t.layers * _numbers(t.part, tokens) for t in self.terms if t.packed)
         step_ms = moved / self.bytes_per_ms + self.overhead_ms + numbers * self.unpack_ps * 1e-9
         return step_ms * sequences / rows
 

@@ -45,9 +45,10 @@ def when_quality_suffers(setting: Setting, chosen: Option, options: Sequence[Opt
 
 def more_slots(chosen: Option) -> tuple[Note, ...]:
     """More requests side by side that fit and give more tokens a second, for a plan that asks for throughput."""
-    workload, found = chosen.setting.workload, chosen.served
-    if workload.objective != "throughput" or found.slots <= workload.num_concurrent_requests:
+    workload = chosen.setting.workload
+    if workload.objective != "throughput" or chosen.served.slots <= workload.num_concurrent_requests:
         return ()
+    found = chosen.served
     rate = "how fast is unknown" if found.tok_s is None else f"about {found.tok_s:,.4g} tokens a second in all"
     asked = f"{workload.num_concurrent_requests} were asked for"
     text = f"{chosen.label} fits {found.slots} requests side by side, {rate}; {asked}"

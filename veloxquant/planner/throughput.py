@@ -7,8 +7,7 @@ another, and more slots gain nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.planner.largest import last_true, most_requests
 
@@ -21,8 +20,7 @@ DECODE_AT_ONCE = 32
 """Sequences that mlx-lm's server decodes together (its --decode-concurrency); beyond it the asked slots count."""
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """What one variant yields over `slots` requests side by side, at least the asked ones."""
 
     slots: int
