@@ -10,7 +10,7 @@ import pytest
 from veloxquant import local, views
 from veloxquant._fallback import LocalPlanner
 from veloxquant.config import Config, load
-from veloxquant.errors import EngineUnavailable, InvalidParams, MethodNotFound, ModelNotFound
+from veloxquant.errors import EngineUnavailable, InvalidParams, MethodNotFound, ModelNotFound, StoreUnavailable
 from veloxquant.methods.plugin import Quarantined
 from veloxquant.methods.registry import Loaded
 from veloxquant.planner.snapshot import NoRecords
@@ -173,6 +173,17 @@ def test_a_fallback_checks_params_as_the_daemon_does() -> None:
     with pytest.raises(InvalidParams) as caught:
         LocalPlanner(Config()).answer("plan", {"model": {"id": "a/b"}, "workload": {"objective": "speed"}}, 5.0)
     assert caught.value.field == "workload.objective"
+
+
+def test_a_fallback_reads_records_only_to_plan(short_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What does not rest on records neither reads them nor warns that it cannot."""
+    (short_folder / "file").write_text("")
+    planner = LocalPlanner(load(flags={"records.directory": str(short_folder / "file")}))
+    planner.answer("methods", {}, 30.0)
+    planner.answer("hardware", {}, 30.0)
+    with pytest.raises(StoreUnavailable):
+        planner.answer("records", {}, 30.0)
+    assert caplog.text == ""
 
 
 def test_a_fallback_shows_the_records(short_folder: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from veloxquant import local, views
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.config import Config, load
+from veloxquant.planner.snapshot import NoRecords
 from veloxquant.wire.messages import convert_params
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class LocalPlanner:
     def answer(self, method: str, params: Mapping[str, Any], left_s: float) -> Any:
         """The call's result as a value; a trace takes at most `left_s` seconds. Raises what the daemon would answer."""
         typed = convert_params(method, params)
-        world = local.open_world(_within(self._config, left_s), loaded=self._loaded)
+        records = None if method in _PLANNED else NoRecords()
+        world = local.open_world(_within(self._config, left_s), loaded=self._loaded, records=records)
         self._loaded = world.loaded
         return _ANSWERS[method](typed, world)
 
@@ -48,6 +50,8 @@ def _within(config: Config, left_s: float) -> Config:
     return msgspec.structs.replace(config, trace=trace)
 
 
+_PLANNED = ("plan", "fit")
+"""Calls whose answer rests on records; the others do not read them, and need not warn when they cannot."""
 _ANSWERS: dict[str, Callable[[Any, World], Any]] = {
     "plan": local.plan,
     "fit": local.fit,

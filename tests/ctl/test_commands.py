@@ -168,9 +168,25 @@ def test_the_last_plan_can_be_explained(ctl: Run, fake: FakeTransport, example: 
 
 
 def test_explain_wants_to_know_what(ctl: Run) -> None:
-    """Neither a plan nor a model is wrong usage, and so are both."""
+    """Neither a plan nor a model is wrong usage."""
     assert ctl("explain").code == 2
-    assert ctl("explain", "--last", "--model", "a/b").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--last", "--model", "a/b"), "--model"),
+        (("--last", "--context", "64k"), "--context"),
+        (("--plan-id", "5f0c2a77", "--allow-eviction"), "--allow-eviction"),
+        (("--plan-id", "5f0c2a77", "--working-set", "11GiB"), "--working-set"),
+        (("--last", "--plan-id", "5f0c2a77"), "--plan-id"),
+    ],
+)
+def test_a_plan_that_was_made_takes_no_other_question(ctl: Run, words: tuple[str, ...], flag: str) -> None:
+    """A flag that could change nothing is refused by name, not ignored."""
+    done = ctl("explain", *words, "--json")
+    error = json.loads(done.out)["error"]
+    assert (done.code, error["name"], error["field"]) == (2, "invalid_params", flag)
 
 
 def test_a_remembered_plan_is_explained_by_the_daemon(ctl: Run, fake: FakeTransport) -> None:
@@ -206,6 +222,29 @@ def test_methods_lists_and_shows(ctl: Run, fake: FakeTransport) -> None:
     assert ctl("methods", "show").code == 2
     assert ctl("methods", "list", "foo").code == 2
     assert json.loads(ctl("methods", "--json").out)["schema"] == "veloxquant.methods/1"
+
+
+@pytest.mark.parametrize("command", ["records", "plan"])
+def test_a_records_folder_that_is_not_there_is_refused(ctl: Run, command: str, short_folder: Path) -> None:
+    """A misspelt folder is not a benchmark directory without records."""
+    words = ("--model", "a/b") if command == "plan" else ()
+    done = ctl(command, *words, "--records", str(short_folder / "none"), "--json")
+    error = json.loads(done.out)["error"]
+    assert (done.code, error["name"], error["field"]) == (2, "invalid_params", "--records")
+
+
+def test_quiet_hushes_what_rooms_below_warn_of(
+    ctl: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, short_folder: Path
+) -> None:
+    """Unreadable records are a note: said, and with --quiet not said; the process is left as it was."""
+    (short_folder / "file").touch()
+    (short_folder / "config.json").write_text("{}")
+    monkeypatch.setenv("VELOXQUANT_RECORDS", str(short_folder / "file"))
+    plan = ("plan", "--no-daemon", "--model", str(short_folder))
+    ctl(*plan, "--quiet")
+    assert caplog.text == ""
+    ctl(*plan)
+    assert "planning without records" in caplog.text
 
 
 def test_records_passes_its_filters(ctl: Run, fake: FakeTransport) -> None:

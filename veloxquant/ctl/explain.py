@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.ctl import last
-from veloxquant.ctl.question import add_question, question
+from veloxquant.ctl.question import add_question, given_flags, question
 from veloxquant.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(session: Session) -> int:
     """Show the sentences."""
     options, client = session.options, session.client
+    _one_plan(options)
     if options.plan_id is not None:
         plan_id, lines = options.plan_id, client.explain(options.plan_id, options.label)
     else:
@@ -41,12 +42,22 @@ def run(session: Session) -> int:
     return 0
 
 
+def _one_plan(options: argparse.Namespace) -> None:
+    """Refuse what a plan that was made before cannot take: another plan, or a question."""
+    named = [flag for flag, given in (("--last", options.last), ("--plan-id", options.plan_id is not None)) if given]
+    extra = [*named[1:], *given_flags(options)]
+    if named and extra:
+        raise InvalidParams(
+            f"{named[0]} means a plan that was made before, {extra[0]} does not go with it",
+            hint="leave out one of the two",
+            field=extra[0],
+        )
+
+
 def _plan(session: Session) -> Plan:
     options = session.options
     named = options.model is not None or options.config is not None
     if options.last:
-        if named:
-            raise InvalidParams("--last takes no model", hint="leave out one of the two", field="--last")
         return last.recall()
     if not named:
         raise InvalidParams(

@@ -61,6 +61,12 @@ def question(options: argparse.Namespace) -> dict[str, Any]:
     return asked
 
 
+def given_flags(options: argparse.Namespace) -> list[str]:
+    """The flags of a question that were given."""
+    names = ("model", "config", "weights", *_WORKLOAD, "budget", "method", *_HARDWARE, "engine_version", "records")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name, None) not in (None, False)]
+
+
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model (one of --model and --config)")
     group.add_argument("--model", metavar="PATH|ID", help="a model folder, or an id of the local hub cache: org/name")

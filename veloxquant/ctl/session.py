@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.ctl.arguments import timeout_s
-from veloxquant.errors import NotRunning
+from veloxquant.errors import InvalidParams, NotRunning
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from veloxquant.client import Client
     from veloxquant.config import Config
@@ -23,17 +24,24 @@ class Session:
     def __init__(self, options: argparse.Namespace, terminal: Terminal) -> None:
         self.options = options
         self.terminal = terminal
+        self._at_end: list[Callable[[], None]] = []
 
     @functools.cached_property
     def config(self) -> Config:
         """The configuration with this command's flags on top. Raises ConfigInvalid."""
         from veloxquant.config import load
 
-        flags: dict[str, Any] = {
-            "socket.path": self.options.socket,
-            "records.directory": getattr(self.options, "records", None),
-        }
+        flags: dict[str, Any] = {"socket.path": self.options.socket, "records.directory": self._records()}
         return load(flags=flags)
+
+    def _records(self) -> str | None:
+        """The benchmark directory a flag names. One that is not there is a slip, not an empty one."""
+        named: str | None = getattr(self.options, "records", None)
+        if named is not None and not os.path.isdir(named):  # noqa: PTH112 -- pathlib is not needed here
+            raise InvalidParams(
+                f"--records names {named!r}, which is no folder", hint="give the benchmark directory", field="--records"
+            )
+        return named
 
     @functools.cached_property
     def client(self) -> Client:
@@ -41,9 +49,7 @@ class Session:
         from veloxquant.client import Client
 
         if self.options.quiet:
-            import logging
-
-            logging.getLogger("veloxquant").setLevel(logging.ERROR)
+            self._hush()
         here = self.options.no_daemon or getattr(self.options, "records", None) is not None
         return Client(config=self.config, timeout_s=self.timeout_s, transport=_NoDaemon() if here else None)
 
@@ -53,9 +59,19 @@ class Session:
         return timeout_s(self.options)
 
     def close(self) -> None:
-        """Let go of the daemon."""
+        """Let go of the daemon, and leave the process as it was."""
+        while self._at_end:
+            self._at_end.pop()()
         if "client" in self.__dict__:
             self.client.close()
+
+    def _hush(self) -> None:
+        """What rooms below log as a warning is a note here, and notes are not wanted."""
+        import logging
+
+        log = logging.getLogger("veloxquant")
+        self._at_end.append(functools.partial(log.setLevel, log.level))
+        log.setLevel(logging.ERROR)
 
     def say_where(self) -> None:
         """A note when the answer came from this process although a daemon was asked."""
