@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from veloxquant.ctl import doctor, fit, hardware, methods, plan, records, status
+from veloxquant.ctl import doctor, figures, fit, hardware, methods, plan, records, status
 from veloxquant.ctl.finding import failed, note, ok
 from veloxquant.ctl.terminal import Terminal
+from veloxquant.planner.result import Evidence, Speed
 from veloxquant.wire import answers
 
 if TYPE_CHECKING:
@@ -105,6 +106,22 @@ def test_the_room_for_caches_is_arithmetic(
     out = io.StringIO()
     plan.show(made, Terminal(out, io.StringIO(), color="never"))
     assert out.getvalue().splitlines()[4] == f"room       {expected}"
+
+
+def test_a_speed_that_is_not_known_says_why(example: SimpleNamespace) -> None:
+    """A dash in the table has its reason below it."""
+    speed = Speed(
+        prefill_tok_s=None,
+        decode_tok_s=None,
+        latency_ms_per_token=None,
+        low=None,
+        high=None,
+        evidence=Evidence(source="analytic", confidence=0.0, notes=("memory bandwidth is unknown", "and more")),
+    )
+    chosen = msgspec.structs.replace(example.plan.chosen, speed=speed)
+    assert figures.evidence(chosen) == (
+        "cache traced (high); speed unknown (memory bandwidth is unknown); quality published (medium)"
+    )
 
 
 def test_a_long_plan_is_cut_and_says_so(golden: Golden, example: SimpleNamespace) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
-    from veloxquant.planner.result import Candidate
+    from veloxquant.planner.result import Candidate, Evidence
 
 UNKNOWN = "-"
 _HIGH, _MEDIUM = 0.8, 0.5
@@ -40,9 +40,20 @@ def trust(confidence: float) -> str:
 
 def evidence(candidate: Candidate) -> str:
     """Where a candidate's three groups of figures are from, and how far to trust the weakest of each."""
-    groups = (("cache", candidate.memory.evidence), ("speed", candidate.speed.evidence))
-    shown = [*groups, ("quality", candidate.quality.evidence)]
-    return "; ".join(
-        f"{name} {one.source}{''.join(f' {record}' for record in one.record_ids)} ({trust(one.confidence)})"
-        for name, one in shown
-    )
+    speed = candidate.speed
+    known = speed.decode_tok_s is not None or speed.latency_ms_per_token is not None
+    shown = [
+        f"cache {_source(candidate.memory.evidence)}",
+        f"speed {_source(speed.evidence) if known else _unknown(speed.evidence)}",
+        f"quality {_source(candidate.quality.evidence)}",
+    ]
+    return "; ".join(shown)
+
+
+def _source(evidence: Evidence) -> str:
+    return f"{evidence.source}{''.join(f' {record}' for record in evidence.record_ids)} ({trust(evidence.confidence)})"
+
+
+def _unknown(evidence: Evidence) -> str:
+    """That there is no figure, and the reason that the notes begin with."""
+    return f"unknown ({evidence.notes[0]})" if evidence.notes else "unknown"
