@@ -275,6 +275,20 @@ def test_8_bit_floats_without_the_engine_count_twice(
         assert ask(resolve(path=str(tmp_path))).weights_bytes == held
 
 
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"hidden_size": 2**30, "vocab_size": 2**30, "head_dim": 32},
+        {"model_type": "mixtral", "rope_theta": 1e4, "num_local_experts": 2**31 - 1, "hidden_size": 2**20},
+    ],
+)
+def test_a_model_larger_than_any_is_invalid(tiny: dict[str, Any], absurd: dict[str, Any]) -> None:
+    """Its bytes would overflow what MLX counts in, and come out small."""
+    with pytest.raises(engine.EngineRefused, match="parameters, and none has more than") as refused:
+        tracing.trace({**tiny, "num_experts_per_tok": 2, "intermediate_size": 2**20, **absurd}, "float32")
+    assert refused.value.kind == "config_invalid"
+
+
 def test_watching_leaves_the_engine_as_it_was() -> None:
     """Also when the watched call fails."""
     from mlx import nn

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from veloxquant.errors import ModelConfigInvalid
 from veloxquant.models import weights
@@ -86,6 +87,32 @@ def test_missing_files_are_listed_and_the_index_counts(tmp_path: Path) -> None:
     assert facts is not None
     assert facts.missing == ("model-00002-of-00002.safetensors",)
     assert (facts.weights_bytes, facts.source) == (40, "index")
+
+
+@pytest.mark.parametrize("total", [10**30, 1e30, -1, 0, True, "40", None, 1.5])
+def test_an_absurd_total_is_not_believed(tmp_path: Path, total: Any) -> None:
+    """Unknown rather than wrong; what the index calls its files is never opened."""
+    save(tmp_path / "model-00001-of-00002.safetensors", {"a": ("BF16", 10)})
+    index = {"metadata": {"total_size": total}, "weight_map": {"b": "../../etc/passwd"}}
+    (tmp_path / weights.INDEX).write_text(json.dumps(index))
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert (facts.weights_bytes, facts.source) == (None, "index")
+
+
+def test_shards_saved_by_the_engine_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm splits by size, here at every tensor, and writes an index of its own; both say the same."""
+    from mlx import nn
+    from mlx_lm import utils
+
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    shards = utils.make_shards(dict(tree_flatten(model.parameters())), 0)
+    monkeypatch.setattr(utils, "make_shards", lambda *_: shards)
+    utils.save_model(tmp_path, model)
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) == 8  # a shard for each weight and bias
+    assert (facts.weights_bytes, facts.missing, facts.notes) == (4 * (16 * 16 + 16) * 4, (), ())
 
 
 def test_missing_files_are_seen_without_an_index_too(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -90,13 +91,13 @@ def cost(model: Any, config: Mapping[str, Any], seen: Seen) -> Cost:
     embedding that is not tied to the output.
     """
     shares = _Shares(model, seen)
-    plain = _sizes(model, lambda array: array.size)
+    plain = _sizes(model, lambda _: 1)
     parameters = sum(plain.values())
     active = sum(shares.of(name, rows=False) * size for name, size in plain.items())
     unknown = _pack(model, config)
     if unknown:
         return Cost(parameters, round(active), None, None, unknown)
-    packed = _sizes(model, lambda array: array.nbytes)
+    packed = _sizes(model, lambda array: array.itemsize)
     read = sum(shares.of(name, rows=True) * size for name, size in packed.items())
     return Cost(parameters, round(active), sum(packed.values()), round(read))
 
@@ -131,14 +132,17 @@ def _tied_by_hand(named: Mapping[str, Any], seen: Seen) -> str | None:
     return max(heights, key=lambda path: heights[path])
 
 
-def _sizes(model: Any, size: Any) -> dict[str, int]:
-    """Size of each parameter by its path; an array that two modules share counts once."""
+def _sizes(model: Any, each: Callable[[mx.array], int]) -> dict[str, int]:
+    """Numbers of each parameter times what `each` one counts, by path; an array that two modules share counts once.
+
+    The product is Python's: MLX's own size and nbytes wrap at 2**64, which an absurd config reaches.
+    """
     counted: dict[int, Any] = {}
     sizes: dict[str, int] = {}
     for name, array in tree_flatten(model.parameters()):
         if isinstance(array, mx.array) and id(array) not in counted:
             counted[id(array)] = array
-            sizes[name] = size(array)
+            sizes[name] = math.prod(array.shape) * each(array)
     return sizes
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from veloxquant.models.trace_worker.parameters import Cost, Seen
     from veloxquant.profiles.model import CacheLayer
 
+MAX_PARAMETERS = 2**50
+"""A thousand times the largest model that was published; its bytes are still exact in JSON."""
+
 
 def answers(request: TraceRequest) -> Iterator[Answer]:
     """Trace one model: a Failed, or a Traced and then a Probed for each variant asked for.
@@ -85,6 +88,12 @@ def _without_cache(config: Mapping[str, Any], absent: int) -> tuple[int, tuple[s
 
 
 def _with_cost(profile: ModelProfile, cost: Cost) -> ModelProfile:
+    if cost.parameters > MAX_PARAMETERS:
+        raise EngineRefused(
+            "config_invalid",
+            f"the config describes a model of {cost.parameters} parameters, and none has more than {MAX_PARAMETERS}",
+            "give the config.json of the checkpoint",
+        )
     return msgspec.structs.replace(
         profile,
         num_parameters=cost.parameters,
