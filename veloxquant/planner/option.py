@@ -47,7 +47,7 @@ class Option:
     step: int
     footprint: Footprint
     least_peak: int
-    """At the best prefill step, whatever the budget: what headroom is compared by."""
+    """At the best prefill step: what headroom is compared by where too little is left free."""
     short_by: int
     short_of: Reason | None
 
@@ -160,24 +160,25 @@ def _choose_step(
 ) -> tuple[int, Footprint, int, int, Reason | None]:
     """The largest prefill step that leaves a tenth free (for `balanced`), else that fits, else the one nearest to it.
 
-    What `least_peak` and the fit itself depend on is the best step, not the chosen one, so that more memory, which lets
-    a larger step in, never makes a variant look worse.
+    What `least_peak` (compared where no step leaves a tenth free) and the fit itself depend on is the best step, not
+    the chosen one, so that more memory, which lets a larger step in, never makes a variant look worse.
     """
-    workload, room, balanced = setting.workload, setting.room, setting.workload.objective == "balanced"
+    workload, room = setting.workload, setting.room
     size_at = (workload.context_length, workload.generation_length)
-    asked = footprint(held, *size_at, setting.steps[0], measured)
     settled = aligned(setting.steps[0]) or workload.objective != "memory"
-    if settled and fits(asked, room, room.roomy_bytes if balanced else room.kv_bytes):
-        return setting.steps[0], asked, asked.peak, 0, None
-    sizes = [(setting.steps[0], asked)]
-    sizes += [(step, footprint(held, *size_at, step, measured)) for step in setting.steps[1:]]
+    wanted = room.roomy_bytes if workload.objective == "balanced" else room.kv_bytes
+    sizes: list[tuple[int, Footprint]] = []
+    for step in setting.steps:
+        size = footprint(held, *size_at, step, measured)
+        if settled and fits(size, room, wanted):
+            return step, size, size.peak, 0, None
+        sizes.append((step, size))
     least = min(size.peak for _, size in sizes)
-    for kv_bytes in (room.roomy_bytes, room.kv_bytes) if balanced else (room.kv_bytes,):
-        fitting = [(step, size) for step, size in sizes if fits(size, room, kv_bytes)]
-        if fitting:
-            step, size = fitting[0] if settled else min(fitting, key=lambda f: (f[1].stored, -f[0]))
-            return step, size, least, 0, None
-    return _short(setting, sizes, least)
+    fitting = [(step, size) for step, size in sizes if fits(size, room, room.kv_bytes)]
+    if not fitting:
+        return _short(setting, sizes, least)
+    step, size = fitting[0] if settled else min(fitting, key=lambda f: (f[1].stored, -f[0]))
+    return step, size, least, 0, None
 
 
 def _short(
