@@ -122,6 +122,17 @@ def test_absurd_layer_counts_are_invalid(layers: Any) -> None:
         static.read(resolve(config=config))
 
 
+@pytest.mark.parametrize(
+    ("field", "count"),
+    [("num_key_value_heads", 0), ("num_key_value_heads", 2**40), ("head_dim", 0), ("head_dim", 2**40)],
+)
+def test_absurd_heads_and_widths_are_invalid(field: str, count: int) -> None:
+    """No cache takes nothing, and none takes more than there is."""
+    config = {**PUBLISHED["microsoft/phi-4"], field: count}
+    with pytest.raises(ModelConfigInvalid, match=f"of {count}, which is not between"):
+        static.read(resolve(config=config))
+
+
 def test_layer_types_must_match_the_layers() -> None:
     """A list that is too short would leave layers out silently."""
     config = {**PUBLISHED["allenai/Olmo-3-7B-Instruct"], "layer_types": ["full_attention"]}

@@ -147,7 +147,6 @@ def test_an_engine_that_dies_is_an_answer(
 
 def test_a_module_that_exits_when_imported_is_refused_by_name() -> None:
     """mlx-lm's olmo module calls sys.exit when its optional package is absent."""
-    pytest.importorskip("mlx_lm")
     found = trace(request({"model_type": "olmo"}), timeout_s=30)
     assert found.failed is not None
     assert found.failed.kind == "not_supported"

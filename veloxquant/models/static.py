@@ -26,6 +26,7 @@ CONFIDENCE = 0.7
 
 _NOTE = "caches were read from config fields and not from the engine; no method was tried on the model"
 _MAX_LAYERS = 4096
+_MAX_WIDTH = 2**20
 _ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 _STATE_ITEMSIZE = 4
 
@@ -162,6 +163,9 @@ class _Reader:
     def _part(
         self, heads: int, key_width: int, value_width: int, *, window: int = 0, latent: bool = False
     ) -> CachePart:
+        for what, count in (("count of KV heads", heads), ("key width", key_width), ("value width", value_width)):
+            if not 0 < count <= _MAX_WIDTH:
+                _invalid(f"the config gives a {what} of {count}, which is not between 1 and {_MAX_WIDTH}")
         return CachePart(
             kind="window" if window else "kv",
             engine_class="RotatingKVCache" if window else "KVCache",
