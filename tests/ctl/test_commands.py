@@ -319,6 +319,21 @@ def test_version_does_not_need_a_valid_configuration(ctl: Run, monkeypatch: pyte
     assert ctl("version").code == 0
 
 
+def test_a_broken_configuration_file_does_not_hide_how_the_daemon_is(
+    ctl: Run, fake: FakeTransport, example: SimpleNamespace, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon goes on with its earlier settings and says so: that has to be seen, with the trouble as a note."""
+    file = short_folder / "veloxquant.toml"
+    file.write_text("[daemon]\ndrain_z = 3\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("VELOXQUANT_CONFIG", str(file))
+    fake.answers["status"] = example.status
+    done = ctl("status", "--json")
+    assert (done.code, json.loads(done.out)["pid"]) == (0, 4312)
+    assert "daemon.drain_z" in done.err
+    assert ctl("plan", "--model", "a/b").code == 2
+
+
 def test_config_is_shown_checked_and_located(ctl: Run, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`path` names the file, `check` finds mistakes by key, `show` has every layer folded in."""
     path = f"{short_folder}/config/veloxquant/veloxquant.toml"

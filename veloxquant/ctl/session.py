@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.ctl.arguments import timeout_s
-from veloxquant.errors import InvalidParams, NotRunning
+from veloxquant.errors import ConfigInvalid, InvalidParams, NotRunning
 
 if TYPE_CHECKING:
     import argparse
@@ -24,6 +24,8 @@ class Session:
     def __init__(self, options: argparse.Namespace, terminal: Terminal) -> None:
         self.options = options
         self.terminal = terminal
+        self.without_file = False
+        """Set by commands that ask how the daemon is: a broken configuration file must not hide the answer."""
         self._at_end: list[Callable[[], None]] = []
 
     @functools.cached_property
@@ -32,7 +34,17 @@ class Session:
         from veloxquant.config import load
 
         flags: dict[str, Any] = {"socket.path": self.options.socket, "records.directory": self._records()}
-        return load(flags=flags)
+        try:
+            return load(flags=flags)
+        except ConfigInvalid as error:
+            if not self.without_file:
+                raise
+            import tempfile
+
+            with tempfile.NamedTemporaryFile() as empty:
+                config = load(empty.name, flags=flags)
+            self.terminal.note(f"{error.message}; asked at {config.socket.path or 'the default socket'}")
+            return config
 
     def _records(self) -> str | None:
         """The benchmark directory a flag names. One that is not there is a slip, not an empty one."""

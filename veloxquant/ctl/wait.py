@@ -24,6 +24,7 @@ def run(session: Session) -> int:
     """Ping with patience. Raises NotRunning (exit 3) when nobody came, NotAnswering (exit 4) when one is silent."""
     from veloxquant.client import Client
 
+    session.without_file = True
     began, limit = time.monotonic(), session.timeout_s
     if session.options.no_daemon:
         raise NotRunning("--no-daemon asks no daemon, so there is none to wait for", hint="leave --no-daemon out")
