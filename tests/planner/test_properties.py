@@ -80,7 +80,7 @@ def _best(
     request = PlanRequest(model=profile, workload=WorkloadProfile(**workload))
     setting = set_up(request, Snapshot(hardware=machine, offers=on_offer))
     options = [o for o in (consider(setting, offer) for offer in on_offer) if isinstance(o, Option)]
-    ordered, _ = decide([o for o in options if not o.short_by])
+    ordered, _ = decide([o for o in options if not o.sizing.short_by])
     return ((below_soft_floor(ordered[0]), place(ordered[0])), ordered[0].label) if ordered else None
 
 

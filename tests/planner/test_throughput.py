@@ -190,4 +190,4 @@ def _sure(machine: HardwareProfile, seen: Any, workload: dict[str, Any]) -> dict
     request = PlanRequest(model=llama_8b(), workload=WorkloadProfile(**workload))
     setting = set_up(request, snapshot(machine, on_offer=VARIANTS, records=seen))
     options = [o for o in (consider(setting, offer) for offer in VARIANTS) if isinstance(o, Option)]
-    return {o.label: o.served.sure_tok_s or 0.0 for o in options if not o.short_by}
+    return {o.label: o.served.sure_tok_s or 0.0 for o in options if not o.sizing.short_by}

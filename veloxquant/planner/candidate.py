@@ -38,7 +38,7 @@ def candidate(option: Option) -> Candidate:
 
 
 def _memory(option: Option) -> Memory:
-    size, baseline = option.footprint, option.setting.baseline_footprint
+    size, baseline = option.sizing.footprint, option.setting.baseline_footprint
     return Memory(
         stored_bytes=size.stored,
         peak_bytes=size.peak,
@@ -75,7 +75,7 @@ def _memory_evidence(option: Option) -> Evidence:
 
 def _term(option: Option, term: Term) -> MemoryTerm:
     workload = option.setting.workload
-    slots = slots_held(term, workload.context_length, workload.generation_length, option.step)
+    slots = slots_held(term, workload.context_length, workload.generation_length, option.sizing.step)
     return MemoryTerm(
         layers=term.layers,
         packed=term.packed,
@@ -92,7 +92,7 @@ def _term(option: Option, term: Term) -> MemoryTerm:
 
 
 def _fit(option: Option) -> Fit:
-    room, peak = option.setting.room, option.footprint.peak
+    room, peak = option.setting.room, option.sizing.footprint.peak
     budget = room.budget
     return Fit(
         total_bytes=(budget.weights_bytes or 0) + peak + budget.active_bytes + budget.reserve_bytes,
@@ -129,7 +129,7 @@ def _cache_config(option: Option) -> dict[str, Any]:
         "packed_layers": list(option.layout.packed_layers),
         "layer_count": len(option.setting.model.layers),
         "packed_shapes": _packed_shapes(option),
-        "prefill_step_size": option.step,
+        "prefill_step_size": option.sizing.step,
     }
 
 
@@ -149,4 +149,4 @@ def _engine_settings(option: Option) -> dict[str, Any] | None:
     settings = option.engine_settings
     if settings is None or not option.layout.kept_reasons <= _SKIPPED_BY_ENGINE:
         return None
-    return dict(sorted(settings.items())) | {"prefill_step_size": option.step}
+    return dict(sorted(settings.items())) | {"prefill_step_size": option.sizing.step}

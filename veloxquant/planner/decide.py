@@ -43,7 +43,13 @@ def decide(fitting: Sequence[Option]) -> tuple[list[Option], list[Rejected]]:
 
 def place(option: Option) -> tuple[_Place, bool, int, str, str]:
     """Where a variant stands under the objective, by itself: lower is ahead."""
-    return _objective(option), not option.engine_own, option.footprint.stored, option.label, option.offer.method.name
+    return (
+        _objective(option),
+        not option.engine_own,
+        option.sizing.footprint.stored,
+        option.label,
+        option.offer.method.name,
+    )
 
 
 def below_soft_floor(option: Option) -> bool:
@@ -61,14 +67,14 @@ def straddles(option: Option) -> bool:
 def _objective(option: Option) -> _Place:
     objective = option.setting.workload.objective
     if objective == "memory":
-        return (option.footprint.stored,)
+        return (option.sizing.footprint.stored,)
     if objective == "latency":
         return (_time_step(option),)
     if objective == "throughput":
         return (_rate_step(option),)
     if objective == "quality" or option.roomy:
         return (0, _octave(option.quality.kl_mean))
-    return (1, option.least_peak)
+    return (1, option.sizing.least_peak)
 
 
 def _octave(kl_mean: float) -> float:

@@ -108,7 +108,7 @@ class Measured:
         return (y1 - y0) / (x1 - x0)
 
 
-def shape(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequences: int, batch: int) -> Shape:
+def shape_of(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequences: int, batch: int) -> Shape:
     """Coefficients of one variant; `offer` None means the engine's own caches. Raises MethodError from the method."""
     own = offer is None or offer.method.name == ENGINE_OWN
     packed = () if offer is None else tuple(_packed_term(offer, part, count) for part, count in layout.packed)

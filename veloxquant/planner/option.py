@@ -11,12 +11,12 @@ import msgspec
 from veloxquant.errors import MethodError
 from veloxquant.planner import speed as speeds
 from veloxquant.planner.evidence import measured_memory
-from veloxquant.planner.largest import fits, largest_context
+from veloxquant.planner.largest import largest_context
 from veloxquant.planner.layout import ENGINE_OWN, Refusal, lay_out
-from veloxquant.planner.memory import footprint, shape
+from veloxquant.planner.memory import shape_of
 from veloxquant.planner.quality import broken_family, quality
 from veloxquant.planner.result import Rejected
-from veloxquant.planner.setting import aligned
+from veloxquant.planner.sizing import choose_step
 from veloxquant.planner.throughput import served
 from veloxquant.units import format_size
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from veloxquant.planner.evidence import Sighting, Sightings
     from veloxquant.planner.layout import Layout
-    from veloxquant.planner.memory import Footprint, Measured, Shape
+    from veloxquant.planner.memory import Measured, Shape
     from veloxquant.planner.result import Quality, Reason, Speed
     from veloxquant.planner.setting import Setting
+    from veloxquant.planner.sizing import Sizing
     from veloxquant.planner.snapshot import Offer
     from veloxquant.planner.speed import Decode, Roofline
     from veloxquant.planner.throughput import Served
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """A variant that can run on this model, sized; `short_by` > 0 when it does not fit."""
+    """A variant that can run on this model, sized; whether it fits is for `sizing` to say."""
 
     setting: Setting
     offer: Offer
@@ -44,12 +45,7 @@ class Option:
     seen: Sightings
     measured: Measured | None
     measured_by: tuple[Sighting, ...]
-    step: int
-    footprint: Footprint
-    least_peak: int
-    """At the best prefill step: what headroom is compared by where too little is left free."""
-    short_by: int
-    short_of: Reason | None
+    sizing: Sizing
 
     @property
     def label(self) -> str:
@@ -64,7 +60,7 @@ class Option:
     @property
     def roomy(self) -> bool:
         """A tenth of the working set stays free."""
-        return self.footprint.peak <= self.setting.room.roomy_bytes
+        return self.sizing.footprint.peak <= self.setting.room.roomy_bytes
 
     @cached_property
     def quality(self) -> Quality:
@@ -121,7 +117,7 @@ class Option:
         found = largest_context(
             self.shape, self.measured, self.setting.room, workload.generation_length, workload.prefill_step_size
         )
-        return found if self.short_by else max(found, workload.context_length)
+        return found if self.sizing.short_by else max(found, workload.context_length)
 
 
 def consider(setting: Setting, offer: Offer) -> Option | Rejected:
@@ -142,56 +138,25 @@ def consider(setting: Setting, offer: Offer) -> Option | Rejected:
 
 def _sized(setting: Setting, offer: Offer, layout: Layout) -> Option | Rejected:
     workload = setting.workload
-    held = shape(setting.model, layout, offer, sequences=workload.sequences, batch=workload.batch_size)
+    held = shape_of(setting.model, layout, offer, sequences=workload.sequences, batch=workload.batch_size)
     seen = setting.sightings(offer.variant.label)
     broken = broken_family(setting.model, offer, held, seen.usable)
     if broken is not None:
         return rejected(offer, "family_rule", broken)
     found = measured_memory(seen.usable, held, setting.baseline)
     measured, by = found if found is not None else (None, ())
-    step, size, least, short_by, short_of = _choose_step(setting, held, measured)
-    option = Option(setting, offer, layout, held, seen, measured, by, step, size, least, short_by, short_of)
-    _ = option.quality, option.speed, option.engine_settings  # asks the method now, inside the fence of `consider`
+    option = Option(setting, offer, layout, held, seen, measured, by, choose_step(setting, held, measured))
+    _ask_the_method(option)
     return option
 
 
-def _choose_step(
-    setting: Setting, held: Shape, measured: Measured | None
-) -> tuple[int, Footprint, int, int, Reason | None]:
-    """The largest prefill step that leaves a tenth free (for `balanced`), else that fits, else the one nearest to it.
+def _ask_the_method(option: Option) -> None:
+    """Have the method say now, inside the fence of `consider`, what only it knows. Raises MethodError from it.
 
-    What `least_peak` (compared where no step leaves a tenth free) and the fit itself depend on is the best step, not
-    the chosen one, so that more memory, which lets a larger step in, never makes a variant look worse.
+    The answers stay with the option, so that nothing asks the method again outside the fence.
     """
-    workload, room = setting.workload, setting.room
-    size_at = (workload.context_length, workload.generation_length)
-    settled = aligned(setting.steps[0]) or workload.objective != "memory"
-    wanted = room.roomy_bytes if workload.objective == "balanced" else room.kv_bytes
-    sizes: list[tuple[int, Footprint]] = []
-    for step in setting.steps:
-        size = footprint(held, *size_at, step, measured)
-        if settled and fits(size, room, wanted):
-            return step, size, size.peak, 0, None
-        sizes.append((step, size))
-    least = min(size.peak for _, size in sizes)
-    fitting = [(step, size) for step, size in sizes if fits(size, room, room.kv_bytes)]
-    if not fitting:
-        return _short(setting, sizes, least)
-    step, size = fitting[0] if settled else min(fitting, key=lambda f: (f[1].stored, -f[0]))
-    return step, size, least, 0, None
-
-
-def _short(
-    setting: Setting, sizes: list[tuple[int, Footprint]], least: int
-) -> tuple[int, Footprint, int, int, Reason | None]:
-    """By how much the best step misses: the budget first, then the largest buffer a device allows."""
-    room = setting.room
-    within = [(step, size) for step, size in sizes if size.peak <= room.kv_bytes]
-    if not within:
-        step, size = min(sizes, key=lambda s: s[1].peak)
-        return step, size, least, size.peak - room.kv_bytes, "does_not_fit"
-    step, size = min(within, key=lambda s: s[1].largest_buffer)
-    return step, size, least, size.largest_buffer - (room.max_buffer_bytes or 0), "buffer_too_large"
+    for answer in ("quality", "speed", "engine_settings"):
+        getattr(option, answer)
 
 
 def requested(setting: Setting, offer: Offer) -> bool:
@@ -214,16 +179,17 @@ def rejected(offer: Offer, reason: Reason, detail: str, short_by: int | None = N
 
 def too_large(option: Option) -> Rejected:
     """The rejection of a variant that does not fit."""
-    room, size = option.setting.room, option.footprint
-    if option.short_of == "buffer_too_large":
+    room, sizing = option.setting.room, option.sizing
+    size = sizing.footprint
+    if sizing.short_of == "buffer_too_large":
         detail = (
             f"one buffer takes {format_size(size.largest_buffer)}, the device allows "
             f"{format_size(room.max_buffer_bytes or 0)}"
         )
-        return rejected(option.offer, "buffer_too_large", detail, option.short_by)
+        return rejected(option.offer, "buffer_too_large", detail, sizing.short_by)
     detail = (
         f"caches take {format_size(size.peak)} at their peak ({format_size(size.stored)} stored), "
         f"{format_size(max(0, room.kv_bytes))} are left for them; the largest context that fits is "
         f"{option.largest_context:,}"
     )
-    return rejected(option.offer, "does_not_fit", detail, option.short_by)
+    return rejected(option.offer, "does_not_fit", detail, sizing.short_by)

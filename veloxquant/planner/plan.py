@@ -34,7 +34,7 @@ def plan(request: PlanRequest, snapshot: Snapshot) -> Plan:
     found = [consider(setting, offer) for offer in snapshot.offers]
     options = [one for one in found if isinstance(one, Option)]
     refused = [one for one in found if isinstance(one, Rejected)]
-    ordered, missed = decide([option for option in options if not option.short_by])
+    ordered, missed = decide([option for option in options if not option.sizing.short_by])
     chosen = ordered[0] if ordered else None
     return Plan(
         plan_id=facts.plan_id(setting, snapshot),
@@ -81,7 +81,7 @@ def _rejected(
         Rejected(method=one.name, params={}, label=one.name, reason="quarantined", detail=one.reason)
         for one in snapshot.quarantined
     ]
-    large = [too_large(option) for option in options if option.short_by]
+    large = [too_large(option) for option in options if option.sizing.short_by]
     return tuple(
         sorted(refused + large + missed + fenced, key=lambda one: (one.label, one.reason, one.method, one.detail))
     )

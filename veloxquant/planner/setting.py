@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from veloxquant.planner import evidence
 from veloxquant.planner.budget import room
 from veloxquant.planner.layout import ENGINE_OWN, engine_own
-from veloxquant.planner.memory import footprint, shape
+from veloxquant.planner.memory import footprint, shape_of
 from veloxquant.planner.speed import decode, prefill_tok_s, roofline, speed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
     """Resolve what all variants share. Raises InvalidParams where no budget can be stated."""
     model, workload = request.model, request.workload
     hardware = request.hardware if request.hardware is not None else snapshot.hardware
-    own = shape(model, engine_own(model), None, sequences=workload.sequences, batch=workload.batch_size)
+    own = shape_of(model, engine_own(model), None, sequences=workload.sequences, batch=workload.batch_size)
     seen = evidence.sightings(snapshot.records, ENGINE_OWN, model, workload, hardware)
     line = roofline(model, hardware, own, 0.0)
     found = decode(line, workload, hardware, seen.usable, None)

@@ -23,10 +23,10 @@ _MIB = 2**20
 
 def when_nothing_is_left(setting: Setting, every: Sequence[Option]) -> tuple[Note, ...]:
     """Ways out when no variant that can run fits and keeps within the ceilings, nearest to the request first."""
-    options = [option for option in every if option.short_by]
-    short = min((option.short_by for option in options), default=setting.room.short_without_caches)
-    memory_bound = [option for option in options if option.short_of == "does_not_fit"]
-    notes = _higher_ceilings(setting, [option for option in every if not option.short_by])
+    options = [option for option in every if option.sizing.short_by]
+    short = min((option.sizing.short_by for option in options), default=setting.room.short_without_caches)
+    memory_bound = [option for option in options if option.sizing.short_of == "does_not_fit"]
+    notes = _higher_ceilings(setting, [option for option in every if not option.sizing.short_by])
     notes += largest_contexts(setting, options) or _shorter_generation(setting, options)
     notes += _fewer_slots(setting, options) + _smaller_step(setting, options)
     if memory_bound or setting.room.short_without_caches:
@@ -39,7 +39,7 @@ def when_quality_suffers(setting: Setting, chosen: Option, options: Sequence[Opt
     if not below_soft_floor(chosen):
         return ()
     floor = floor_for(setting.workload)
-    better = [o for o in options if o.short_by and o.quality.kl_mean <= floor]
+    better = [o for o in options if o.sizing.short_by and o.quality.kl_mean <= floor]
     return tuple(largest_contexts(setting, better))
 
 
@@ -122,7 +122,7 @@ def _smaller_step(setting: Setting, options: Sequence[Option]) -> list[Note]:
     """Prefill steps below the least one the planner sets by itself; prefill gets slow there."""
     if not any(_fits_at(option, 1) for option in options):
         return []
-    ranked = sorted(options, key=lambda option: (option.short_by, option.label))
+    ranked = sorted(options, key=lambda option: (option.sizing.short_by, option.label))
     for step in (32, 16, 8, 4, 2, 1):
         if step >= min(LEAST_STEP, *setting.steps):
             continue

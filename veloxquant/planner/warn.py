@@ -57,12 +57,12 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
     if workload.max_kl is not None and quality.high > workload.max_kl:
         text = f"the estimate {quality.low:.3g} to {quality.high:.3g} nats reaches beyond max_kl {workload.max_kl:g}"
         yield Note(code="quality_straddles_ceiling", text=text, value=quality.high)
-    if chosen.step < workload.prefill_step_size:
+    if chosen.sizing.step < workload.prefill_step_size:
         text = (
-            f"the prefill step is set to {chosen.step} ({workload.prefill_step_size} asked): at the asked step "
+            f"the prefill step is set to {chosen.sizing.step} ({workload.prefill_step_size} asked): at the asked step "
             f"{_at_the_asked_step(setting, chosen)}"
         )
-        yield Note(code="prefill_step_reduced", text=text, value=chosen.step)
+        yield Note(code="prefill_step_reduced", text=text, value=chosen.sizing.step)
     if straddles(chosen):
         text = f"the estimate {speed.low:.3g} to {speed.high:.3g} ms a token straddles max_latency_ms"
         yield Note(code="latency_straddles_ceiling", text=text, value=speed.high)
@@ -84,7 +84,7 @@ def _at_the_asked_step(setting: Setting, chosen: Option) -> str:
         allowed = format_size(room.max_buffer_bytes or 0)
         return f"one buffer takes {format_size(asked.largest_buffer)}, the device allows {allowed}"
     if workload.objective == "memory":
-        return f"the caches store {format_size(asked.stored - chosen.footprint.stored)} more"
+        return f"the caches store {format_size(asked.stored - chosen.sizing.footprint.stored)} more"
     held = room.budget
     used = (held.weights_bytes or 0) + held.active_bytes + held.reserve_bytes + asked.peak
     return f"it fits too, but takes {format_size(used)} of {format_size(room.limit or 0)}: less than a tenth stays free"
