@@ -31,7 +31,6 @@ def quiet() -> Iterator[None]:
     """Detach what a test attached."""
     yield
     log.stop()
-    logging.raiseExceptions = True
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -93,6 +92,18 @@ def test_levels_are_kept() -> None:
     log.level("info")
     log.event("two")
     assert [line["event"] for line in lines(stream)] == ["two"]
+
+
+def test_after_the_end_logging_is_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """The level of a daemon that ran in this process silences nothing afterwards, and nothing is written twice."""
+    stream = io.StringIO()
+    log.start("error", stream=stream)
+    log.stop()
+    with caplog.at_level(logging.WARNING):
+        log.event("later", logging.WARNING)
+    assert [record.message for record in caplog.records] == ["later"]
+    assert stream.getvalue() == ""
+    assert logging.raiseExceptions
 
 
 def test_repeated_lines_are_thinned() -> None:

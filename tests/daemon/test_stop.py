@@ -143,7 +143,7 @@ def in_process(folder: Path, scenario: Callable[[Server], None], **timing: Any) 
             scenario(server)
         except BaseException as error:  # noqa: BLE001 -- shown below, in the test's own thread
             failed.append(error)
-            loop.call_soon_threadsafe(server.house.ask_to_stop, "SIGTERM")
+            loop.call_soon_threadsafe(server.app.ask_to_stop, "SIGTERM")
 
     def on_ready(server: Server) -> None:
         threads.append(threading.Thread(target=run, args=(server, asyncio.get_running_loop())))
@@ -184,7 +184,7 @@ def test_another_user_gets_not_one_byte(short_folder: Path, monkeypatch: pytest.
         wire = Wire(short_folder / "s" / "d.sock")
         assert wire.closed()
         wire.close()
-        assert server.house.clients.refused == 1
+        assert server.app.clients.refused == 1
         monkeypatch.undo()
         second = Wire(short_folder / "s" / "d.sock")
         assert second.call("status")["clients"]["refused"] == 1
@@ -241,7 +241,7 @@ def test_a_failure_inside_is_an_answer_with_a_ticket(
         def boom(*_: Any) -> None:
             raise ZeroDivisionError("boom")
 
-        monkeypatch.setattr(server.house, "status", boom)
+        monkeypatch.setattr(server.app, "status", boom)
         wire = Wire(short_folder / "s" / "d.sock")
         try:
             wire.call("status")

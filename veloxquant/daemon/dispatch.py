@@ -16,7 +16,7 @@ import msgspec
 
 from veloxquant import __version__, views
 from veloxquant.daemon import log
-from veloxquant.daemon.house import SERVER
+from veloxquant.daemon.application import SERVER
 from veloxquant.errors import ProtocolUnsupported, ShuttingDown, VeloxError
 from veloxquant.wire import messages
 from veloxquant.wire.answers import Hello, Pong, Reloaded, Stopping, Subscribed
@@ -25,8 +25,8 @@ from veloxquant.wire.messages import PROTOCOL, encode_error, encode_result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from veloxquant.daemon.application import Application
     from veloxquant.daemon.connection import Connection
-    from veloxquant.daemon.house import House
 
 CAPABILITIES = tuple(sorted(messages.PARAMS))
 """One for each call; later features get names of their own."""
@@ -35,21 +35,21 @@ _UNREADABLE = "unreadable"
 
 
 class Dispatch:
-    """Answers frames for one house. Implements connection.Desk."""
+    """Answers frames for one application. Implements connection.Desk."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, app: Application) -> None:
         self.draining = False
-        self._house = house
+        self._app = app
         self._table: dict[str, Callable[[Any, Connection, bytes], Any]] = {
             "hello": self._hello,
-            "ping": lambda _params, _client, _raw: Pong(pid=os.getpid(), generation=house.state.generation),
-            "plan": lambda params, _client, raw: house.question("plan", params, raw),
-            "fit": lambda params, _client, raw: house.question("fit", params, raw),
-            "explain": lambda params, _client, _raw: house.explain(params),
-            "methods": lambda params, _client, _raw: views.methods(params, house.state.world),
-            "records": lambda params, _client, _raw: house.feed.page(params, house.state.generation),
-            "hardware": lambda params, _client, _raw: house.hardware(params),
-            "status": lambda _params, _client, _raw: house.status(),
+            "ping": lambda _params, _client, _raw: Pong(pid=os.getpid(), generation=app.state.generation),
+            "plan": lambda params, _client, raw: app.question("plan", params, raw),
+            "fit": lambda params, _client, raw: app.question("fit", params, raw),
+            "explain": lambda params, _client, _raw: app.explain(params),
+            "methods": lambda params, _client, _raw: views.methods(params, app.state.world),
+            "records": lambda params, _client, _raw: app.feed.page(params, app.state.generation),
+            "hardware": lambda params, _client, _raw: app.hardware(params),
+            "status": lambda _params, _client, _raw: app.status(),
             "reload": self._reload,
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
@@ -75,18 +75,18 @@ class Dispatch:
 
     def caught_up(self, client: Connection) -> None:
         """A client reads again."""
-        self._house.subscribers.caught_up(client)
+        self._app.subscribers.caught_up(client)
 
     def gone(self, client: Connection) -> None:
         """A client left."""
-        self._house.subscribers.remove(client)
-        self._house.clients.leave(client)
+        self._app.subscribers.remove(client)
+        self._app.clients.leave(client)
 
     def _result(self, method: str, raw: bytes, client: Connection) -> Any:
         if self.draining:
             raise ShuttingDown("the daemon is stopping", hint="ask again once it has been started anew")
         if method in _REMEMBERED:
-            encoded = self._house.remembered(method, raw)
+            encoded = self._app.remembered(method, raw)
             if encoded is not None:
                 return msgspec.Raw(encoded)
         params = messages.decode_params(method, raw)
@@ -106,14 +106,14 @@ class Dispatch:
             line = encode_result(request_id, result)
         except Exception:  # noqa: BLE001 -- the fence: a result that cannot be written
             return self._refuse(request_id, method, _internal(method), began)
-        self._house.counters.answered(method, time.perf_counter() - began)
+        self._app.counters.answered(method, time.perf_counter() - began)
         return line
 
     def _refuse(self, request_id: int | str | None, method: str, error: VeloxError, began: float) -> bytes:
         # An unknown call is counted under one name, so that no client can make the counts grow.
         known = method if method in self._table else _UNREADABLE
-        self._house.counters.answered(known, time.perf_counter() - began)
-        self._house.counters.errors[error.name] += 1
+        self._app.counters.answered(known, time.perf_counter() - began)
+        self._app.counters.errors[error.name] += 1
         return encode_error(request_id, error)
 
     def _hello(self, params: messages.HelloParams, _client: Connection, _raw: bytes) -> Hello:
@@ -130,23 +130,23 @@ class Dispatch:
             protocol=PROTOCOL,
             capabilities=CAPABILITIES,
             pid=os.getpid(),
-            generation=self._house.state.generation,
+            generation=self._app.state.generation,
         )
 
     async def _reload(self, _params: messages.NoParams, client: Connection, _raw: bytes) -> Reloaded:
         log.event("reload.asked", peer_uid=client.peer.uid, peer_pid=client.peer.pid)
-        return await self._house.reload()
+        return await self._app.reload()
 
     def _subscribe(self, params: messages.SubscribeParams, client: Connection, _raw: bytes) -> Subscribed:
-        return Subscribed(topics=self._house.subscribers.add(client, params.topics))
+        return Subscribed(topics=self._app.subscribers.add(client, params.topics))
 
     def _unsubscribe(self, params: messages.UnsubscribeParams, client: Connection, _raw: bytes) -> Subscribed:
-        return Subscribed(topics=self._house.subscribers.remove(client, params.topics))
+        return Subscribed(topics=self._app.subscribers.remove(client, params.topics))
 
     def _shutdown(self, _params: messages.NoParams, client: Connection, _raw: bytes) -> Stopping:
         log.event("shutdown.asked", peer_uid=client.peer.uid, peer_pid=client.peer.pid)
-        self._house.ask_to_stop("shutdown")
-        return Stopping(drain_s=self._house.config.daemon.drain_s)
+        self._app.ask_to_stop("shutdown")
+        return Stopping(drain_s=self._app.config.daemon.drain_s)
 
 
 def _internal(method: str) -> VeloxError:

@@ -59,11 +59,13 @@ def level(name: str) -> None:
 
 
 def stop() -> None:
-    """Close and detach what `start` attached."""
+    """Close and detach what `start` attached, and leave logging as Python sets it up: who embeds us logs on."""
     for handler in list(_log.handlers):
         _log.removeHandler(handler)
         handler.close()
     _log.propagate = True
+    _log.setLevel(logging.NOTSET)
+    logging.raiseExceptions = True
 
 
 def _attach(handler: logging.Handler, *, people: bool) -> None:

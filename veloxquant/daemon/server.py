@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from veloxquant import local, paths
 from veloxquant.config import load, socket_of
 from veloxquant.daemon import lifecycle, log, peer
+from veloxquant.daemon.application import Application
 from veloxquant.daemon.connection import Connection, Patience
 from veloxquant.daemon.dispatch import Dispatch
-from veloxquant.daemon.house import House
 from veloxquant.daemon.record_feed import RecordFeed
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import Overloaded, VeloxError
@@ -77,19 +77,19 @@ async def serve(
         world, feed = await in_daemon_thread(_first_world, config)
         lifecycle.remove_stale(path)
         listener = cleanup.enter_context(contextlib.closing(lifecycle.listen(path)))
-        house = House(world, feed, socket=path, config_path=config_path, read_config=read_config)
+        app = Application(world, feed, socket=path, config_path=config_path, read_config=read_config)
         idle_s = config.daemon.idle_timeout_s
         timing = timing or Timing(patience=Patience(idle_s=idle_s))
-        server = Server(house, listener, timing, min(config.daemon.max_connections, max(1, files - SPARE_FILES)))
+        server = Server(app, listener, timing, min(config.daemon.max_connections, max(1, files - SPARE_FILES)))
         return await server.run(began, on_ready, signals=signals)
 
 
 class Server:
-    """A listening socket, the clients on it, and the house that answers them."""
+    """A listening socket, the clients on it, and the application that answers them."""
 
-    def __init__(self, house: House, listener: Listener, timing: Timing, max_clients: int) -> None:
-        self.house = house
-        self.dispatch = Dispatch(house)
+    def __init__(self, app: Application, listener: Listener, timing: Timing, max_clients: int) -> None:
+        self.app = app
+        self.dispatch = Dispatch(app)
         self._listener = listener
         self._timing = timing
         self._max_clients = max_clients
@@ -102,24 +102,24 @@ class Server:
         self._loop.set_exception_handler(_log_failure)
         if signals:
             self._catch_signals()
-        self.house.start()
+        self.app.start()
         self._spawn(self._accept())
         self._spawn(self._check_socket())
         log.event(
             "daemon.ready",
             socket=str(self._listener.path),
             pid=os.getpid(),
-            generation=self.house.state.generation,
+            generation=self.app.state.generation,
             took_ms=round((time.monotonic() - began) * 1000),
         )
         lifecycle.notify_manager("READY=1")
         if on_ready is not None:
             on_ready(self)
         try:
-            await self.house.stopping.wait()
+            await self.app.stopping.wait()
         finally:
             await self._wind_up()
-        return 0 if self.house.stop_reason in ("shutdown", "SIGTERM", "SIGINT") else _FAILED
+        return 0 if self.app.stop_reason in ("shutdown", "SIGTERM", "SIGINT") else _FAILED
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -131,7 +131,7 @@ class Server:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.event("daemon.failed", logging.CRITICAL, error=repr(error))
-            self.house.ask_to_stop("failure")
+            self.app.ask_to_stop("failure")
 
     def _catch_signals(self) -> None:
         self._loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload()))
@@ -139,15 +139,15 @@ class Server:
             self._loop.add_signal_handler(number, self._on_stop_signal, number)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
-        if self.house.stop_reason is not None:
+        if self.app.stop_reason is not None:
             # Asked twice: go at once, without the clients' leave.
             self._listener.close()
             os._exit(128 + number)
-        self.house.ask_to_stop(number.name)
+        self.app.ask_to_stop(number.name)
 
     async def _reload(self) -> None:
-        with contextlib.suppress(VeloxError):  # the house has logged it and shows it in its warnings
-            await self.house.reload()
+        with contextlib.suppress(VeloxError):  # the application has logged it and shows it in its warnings
+            await self.app.reload()
 
     async def _accept(self) -> None:
         while True:
@@ -155,7 +155,7 @@ class Server:
                 connection, _ = await self._loop.sock_accept(self._listener.socket)
             except OSError as error:
                 if error.errno in _FULL:
-                    log.event("accept.paused", logging.WARNING, reason=error.strerror, clients=len(self.house.clients))
+                    log.event("accept.paused", logging.WARNING, reason=error.strerror, clients=len(self.app.clients))
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                 elif error.errno != errno.ECONNABORTED:
                     raise
@@ -169,23 +169,23 @@ class Server:
             other = None
         if other is None or not peer.allowed(other):
             log.event("client.refused", logging.WARNING, peer_uid=None if other is None else other.uid)
-            self.house.clients.refused += 1
+            self.app.clients.refused += 1
             connection.close()
             return
-        if len(self.house.clients) >= self._max_clients:
+        if len(self.app.clients) >= self._max_clients:
             self._turn_away(connection)
             return
         client = Connection(self.dispatch, other, self._timing.patience)
-        self.house.clients.welcome(client)
+        self.app.clients.welcome(client)
         try:
             await self._loop.connect_accepted_socket(lambda: client, connection)
         except OSError:  # gone again before we could listen
-            self.house.clients.leave(client)
+            self.app.clients.leave(client)
             connection.close()
 
     def _turn_away(self, connection: sockets.socket) -> None:
-        log.event("client.turned_away", logging.WARNING, clients=len(self.house.clients))
-        self.house.clients.refused += 1
+        log.event("client.turned_away", logging.WARNING, clients=len(self.app.clients))
+        self.app.clients.refused += 1
         error = Overloaded(f"{self._max_clients} clients are connected", hint="close some, or raise max_connections")
         with connection, contextlib.suppress(OSError):
             connection.settimeout(0)
@@ -197,7 +197,7 @@ class Server:
             await asyncio.sleep(self._timing.self_check_s)
             if not self._listener.still_ours():
                 log.event("socket.lost", logging.ERROR, socket=str(self._listener.path))
-                self.house.ask_to_stop("socket lost")
+                self.app.ask_to_stop("socket lost")
                 return
             if time.monotonic() - self._touched_at > TOUCH_S:
                 # macOS removes what was not touched for days from its temporary folders.
@@ -206,7 +206,7 @@ class Server:
 
     async def _wind_up(self) -> None:
         """No new clients; answer what was asked; say goodbye; close."""
-        log.event("daemon.stopping", reason=self.house.stop_reason, clients=len(self.house.clients))
+        log.event("daemon.stopping", reason=self.app.stop_reason, clients=len(self.app.clients))
         lifecycle.notify_manager("STOPPING=1")
         for task in list(self._background):
             task.cancel()
@@ -214,19 +214,19 @@ class Server:
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # two turns of the loop: what has already arrived is read
         self.dispatch.draining = True
-        self.house.subscribers.say_goodbye()
-        for client in list(self.house.clients):
+        self.app.subscribers.say_goodbye()
+        for client in list(self.app.clients):
             client.finish()
         try:
-            async with asyncio.timeout(self.house.config.daemon.drain_s):
-                await self.house.clients.nobody.wait()
+            async with asyncio.timeout(self.app.config.daemon.drain_s):
+                await self.app.clients.nobody.wait()
         except TimeoutError:
-            log.event("clients.abandoned", logging.WARNING, clients=len(self.house.clients))
-        for client in list(self.house.clients):
+            log.event("clients.abandoned", logging.WARNING, clients=len(self.app.clients))
+        for client in list(self.app.clients):
             client.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await self.house.close()
+                await self.app.close()
         log.event("daemon.stopped")
 
 

@@ -1,4 +1,4 @@
-"""Everything a running daemon has, joined: the world and what feeds it, the questions, the clients, the counts."""
+"""What answers behind the socket, joined: the world and what feeds it, the questions, the clients, the counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SERVER = "veloxquant"
 
 
-class House:
+class Application:
     """One daemon's parts. Made and used on the event loop's thread."""
 
     def __init__(
