@@ -35,6 +35,8 @@ Seconds = Annotated[float, Meta(gt=0, le=86400, extra_json_schema={"pattern": _T
 PathText = Annotated[str, Meta(pattern=r"^($|/|~/)", max_length=4096)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Connections = Annotated[int, Meta(ge=1, le=65536)]
+RecordCount = Annotated[int, Meta(ge=1, le=10_000_000)]
+RecordBytes = Annotated[int, Meta(ge=2**20, le=units.MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
 Names = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 
@@ -52,10 +54,12 @@ class Planner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The benchmark directory, and whether the daemon watches it."""
+    """The benchmark directory, whether the daemon watches it, and the most it may hold."""
 
     directory: PathText = ""
     watch: bool = True
+    max_records: RecordCount = 100_000
+    max_bytes: RecordBytes = 2**30
 
 
 class Methods(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +97,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     daemon: Daemon = Daemon()
 
 
-_SIZES = (Size, WorkerSize)
+_SIZES = (Size, WorkerSize, RecordBytes)
+_COUNTS = (Connections, RecordCount)
 _SECTIONS = get_type_hints(Config)
 _LEAVES: dict[str, Any] = {
     f"{section}.{key}": kind
@@ -105,6 +110,8 @@ _OTHER_VARIABLES = frozenset({"VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQ
 _WORDS = (
     (Size, 'a size such as "512MiB"'),
     (WorkerSize, 'a size such as "2GiB", at least 256MiB'),
+    (RecordBytes, 'a size such as "1GiB", at least 1MiB'),
+    (RecordCount, "a whole number from 1 to 10000000"),
     (Seconds, 'a time up to a day, such as 20 or "500ms"'),
     (PathText, 'an absolute path or one that starts with ~/, "" for the platform\'s own'),
     (Names, "a list of names"),
@@ -228,7 +235,7 @@ def _from_text(key: str, text: str) -> Any:
         return [name.strip() for name in text.split(",") if name.strip()]
     if kind is bool:
         return _BOOLEANS.get(text.strip().lower(), text)
-    if kind == Connections and text.strip().isascii() and text.strip().isdigit():
+    if kind in _COUNTS and text.strip().isascii() and text.strip().isdigit():
         return int(text) if len(text) < 20 else text  # noqa: PLR2004 -- beyond any bound, and int() has a limit of its own
     if kind == Share:
         try:

@@ -44,6 +44,8 @@ DOCUMENTED = {
     "benchmark_fingerprint": "(method, model_id, context_length, batch_size, chip='unknown')",
     "default_benchmark_dir": "()",
 }
+OURS = {"BenchmarkDatabase": ("limits",)}
+"""What ours takes beyond the document: by name only and with a default, so that documented calls mean what they did."""
 TYPES = {
     "id": str,
     "method": str,
@@ -66,10 +68,13 @@ TYPES = {
 }
 
 
-def _bare(target: Any) -> str:
-    """The signature without annotations, as the document prints it."""
+def _bare(target: Any, added: tuple[str, ...]) -> str:
+    """The signature without annotations, as the document prints it, and without what we added."""
     signature = inspect.signature(target)
-    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    given = signature.parameters
+    assert all(given[name].kind is given[name].KEYWORD_ONLY for name in added)
+    assert all(given[name].default is not inspect.Parameter.empty for name in added)
+    bare = [parameter.replace(annotation=parameter.empty) for name, parameter in given.items() if name not in added]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
@@ -79,7 +84,7 @@ def test_signatures_are_the_documented_ones(name: str) -> None:
     target: Any = benchmark_db
     for word in name.split("."):
         target = getattr(target, word)
-    assert _bare(target) == DOCUMENTED[name]
+    assert _bare(target, OURS.get(name, ())) == DOCUMENTED[name]
 
 
 def test_fields_have_the_documented_types_and_fresh_defaults() -> None:

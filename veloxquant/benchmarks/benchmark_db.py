@@ -6,28 +6,32 @@ directory at once. Reading takes no lock between processes; each write does, and
 
 from __future__ import annotations
 
-import re
 import time
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
+from veloxquant.benchmarks.directory import Directory
+from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
-from veloxquant.benchmarks.folder import RecordFolder, encode
-from veloxquant.benchmarks.index_writer import IndexWriter
-from veloxquant.benchmarks.lock import StoreLock
+from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.matching import THRESHOLD
+from veloxquant.benchmarks.merging import renamed, version_id
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordGroups, RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
-from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, placed, reaching
+from veloxquant.benchmarks.storage import list_folder, make_folder, placed, reaching
 from veloxquant.benchmarks.validation import check_types, invalid
 from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
 if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterable
     from pathlib import Path
+
+    from veloxquant.benchmarks.merging import Outcome
 
 __all__ = [
     "BenchmarkDatabase",
@@ -41,66 +45,17 @@ _UNNAMED = "0"
 """Id of a record whose fingerprint waits for its fields to be checked."""
 
 
-class _Store:
-    """What a database works on, apart from it, so that the last index can be written when the database is gone."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.index_path = directory / "index.json"
-        self.lock = StoreLock(directory / ".lock")
-        self.folder = RecordFolder(directory / index.RECORDS)
-        self.index = IndexWriter(self.write_index)
-        self.groups: RecordGroups | None = None
-        self._compared: tuple[Signature | None, int] | None = None
-
-    def write_index(self) -> None:
-        """Make the index say what the folder holds, other processes' records included. Raises StoreUnavailable."""
-        with self.lock.held():
-            self.sweep(self.refresh())
-            with reaching(self.index_path, "write"):
-                index.write(self.index_path, self.folder)
-
-    def refresh(self) -> list[str]:
-        """Look at the folder again; the lock on threads is held. Returns temporary files lying in it."""
-        try:
-            return self.folder.refresh()
-        finally:
-            self.settle()
-
-    def index_is_stale(self) -> bool:
-        """Whether the index says something else than the folder; False as well where that was already found."""
-        seen = (index.stamp(self.index_path), self.folder.version)
-        if seen == self._compared:
-            return False
-        self._compared = seen
-        return index.is_stale(index.read(self.index_path), self.folder)
-
-    def settle(self) -> None:
-        """Hand what changed to the groups that matching uses."""
-        for before, after in self.folder.changes if self.groups is not None else ():
-            self.groups.change(before, after)  # type: ignore[union-attr]
-        self.folder.changes.clear()
-
-    def sweep(self, strays: list[str]) -> None:
-        """Delete what killed writers left; with the lock held, no temporary file of ours is in use."""
-        paths = [self.folder.path / name for name in strays]
-        with suppress(OSError):
-            paths += [self.directory / name for name in list_folder(self.directory)[1]]
-        for path in paths:
-            with suppress(OSError):
-                path.unlink()
-
-
 class BenchmarkDatabase:
     """Measured records in a directory, by default `default_benchmark_dir()`. Opening reads it and creates nothing.
 
     Raises StoreUnavailable when the directory is not a folder or cannot be read or written; a write that fails leaves
-    the store as it was. Safe to use from several threads, and over a fork.
+    the store as it was. Safe to use from several threads, and over a fork. What is put beyond `limits` makes room:
+    superseded measurements go first, the oldest first, and never one with the tag "pinned".
     """
 
-    def __init__(self, storage_dir: Path | str | None = None) -> None:
+    def __init__(self, storage_dir: Path | str | None = None, *, limits: Limits = Limits()) -> None:  # noqa: B008 -- a constant
         self.storage_dir = placed(default_benchmark_dir() if storage_dir is None else storage_dir)
-        self._store = _Store(self.storage_dir)
+        self._store = Directory(self.storage_dir, limits)
         self._closing = weakref.finalize(self, self._store.index.close)
         self.load()
 
@@ -151,7 +106,7 @@ class BenchmarkDatabase:
             store.refresh()
             for record in edited:
                 if store.folder.records.get(record.id) is record:
-                    self._put(record)
+                    self._store.put(record)
         store.index.flush()
 
     @property
@@ -211,7 +166,7 @@ class BenchmarkDatabase:
             raise invalid("record", record, "a BenchmarkRecord", "build one, or use add()")
         check_types(record)
         with self._store.lock.held():
-            self._put(record)
+            self._store.put(record)
         self._store.index.mark()
         return record
 
@@ -249,20 +204,77 @@ class BenchmarkDatabase:
             earlier = folder.find(record.id)
             other_version = earlier is not None and earlier.mlx_version != record.mlx_version
             if earlier is not None and other_version:
-                self._put(BenchmarkRecord.from_dict(earlier.to_dict() | {"id": _version_id(earlier)}))
-            self._put(record)
+                self._store.put(renamed(earlier, version_id(earlier.id, earlier.mlx_version)))
+            elif earlier is not None and PINNED in earlier.tags and PINNED not in record.tags:
+                record.tags.append(PINNED)
+            self._store.put(record)
             if other_version:
-                self._delete(_version_id(record))
+                self._store.delete(version_id(record.id, record.mlx_version))
         self._store.index.mark()
         return record
+
+    def merge(
+        self,
+        records: Iterable[BenchmarkRecord],
+        *,
+        dry_run: bool = False,
+        on_placed: Callable[[BenchmarkRecord, Outcome], None] | None = None,
+    ) -> Counter[Outcome]:
+        """Take in records from elsewhere, as `merging` says; how many were added, replaced one here, and so on.
+
+        On the disk when the call returns. `on_placed` is told of each. A dry run writes nothing. Raises RecordInvalid,
+        StoreUnavailable; what was told by then is kept.
+        """
+        counts = self._store.take_in(records, dry_run=dry_run, on_placed=on_placed)
+        if not dry_run:
+            self._store.index.flush()
+        return counts
+
+    def pin(self, record_id: str, *, pinned: bool = True) -> bool:
+        """Pin a record, so that it is never evicted, or unpin it. False when there is none."""
+        store = self._store
+        if not store.path.exists():
+            return False
+        with store.lock.held():
+            record = store.folder.find(record_id)
+            store.settle()
+            if record is None:
+                return False
+            if pinned != (PINNED in record.tags):
+                tags = [tag for tag in record.tags if tag != PINNED]
+                store.put(BenchmarkRecord.from_dict(record.to_dict() | {"tags": tags + [PINNED] * pinned}))
+        return True
+
+    def prune(self, *, dry_run: bool = False) -> list[Victim]:
+        """Evict what is beyond the limits, and tell what went, in order; a dry run only tells what would go.
+
+        Without a call of this, reading alone never evicts: what other programs put stays until we put something.
+        """
+        store = self._store
+        with store.lock.threads():
+            if dry_run or not store.is_over():
+                return store.would_go()
+        with store.lock.held():
+            store.refresh()
+            gone = store.make_room()
+            if gone:
+                store.folder.flush()
+        if gone:
+            store.index.mark()
+        return gone
+
+    @property
+    def limits(self) -> Limits:
+        """The most records and bytes that are kept."""
+        return self._store.limits
 
     def remove(self, record_id: str) -> bool:
         """Delete a record. False when there is none, on disk or in memory."""
         store = self._store
-        if not store.directory.exists():
+        if not store.path.exists():
             return False
         with store.lock.held():
-            removed = self._delete(record_id)
+            removed = self._store.delete(record_id)
         if removed:
             store.index.mark()
         return removed
@@ -283,21 +295,6 @@ class BenchmarkDatabase:
     def close(self) -> None:
         """Bring the index up to date if it is behind. Called by itself when the object goes and at exit."""
         self._store.index.close()
-
-    def _put(self, record: BenchmarkRecord) -> None:
-        store = self._store
-        try:
-            with reaching(self.records_dir, "create"):
-                make_folder(self.records_dir)
-            store.folder.put(record)
-        finally:
-            store.settle()
-
-    def _delete(self, record_id: str) -> bool:
-        try:
-            return self._store.folder.delete(record_id)
-        finally:
-            self._store.settle()
 
     def _groups(self) -> RecordGroups:
         store = self._store
@@ -340,8 +337,3 @@ def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> Benchmark
     key = (record.method, record.model_id, record.context_length, record.batch_size, record.chip)
     record.id = benchmark_fingerprint(*key)
     return record
-
-
-def _version_id(record: BenchmarkRecord) -> str:
-    """Id under which a measurement is kept once another MLX version has taken its fingerprint."""
-    return f"{record.id}-mlx{re.sub(r'[^A-Za-z0-9.]', '_', record.mlx_version)[:40]}"

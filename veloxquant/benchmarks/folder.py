@@ -100,6 +100,8 @@ class RecordFolder:
         """What changed for users since the owner last emptied it; complete even when an operation failed half-way."""
         self.version = 0
         """Higher after every change."""
+        self.total_bytes = 0
+        """Size of the files that hold a record."""
         self._files: dict[str, RecordFile] = {}
         self._names: dict[str, list[str]] = {}
 
@@ -116,24 +118,30 @@ class RecordFolder:
             self._note(name, seen)
         return strays
 
-    def put(self, record: BenchmarkRecord) -> None:
+    def put(self, record: BenchmarkRecord, *, flush: bool = True) -> None:
         """Write one record, durably; the cost does not depend on how many there are.
 
+        Without `flush` it may be gone after a crash, though never half, until `flush` is called.
         Raises RecordInvalid, or StoreUnavailable with the folder as it was.
         """
         data = encode(record)
         name = self._name_for(record.id)
         with reaching(self.path, "write to"):
-            seen = write_atomically(self.path / name, data)
+            seen = write_atomically(self.path / name, data, flush=flush)
         self._replace(name, RecordFile(record, None, seen, _digest(data)))
 
-    def delete(self, record_id: str) -> bool:
+    def flush(self) -> None:
+        """Make what was put without a flush survive a crash."""
+        with reaching(self.path, "write to"):
+            flush_folder(self.path)
+
+    def delete(self, record_id: str, *, flush: bool = True) -> bool:
         """Delete every readable file of one record, and nothing else; False when there was none."""
         for number, name in enumerate(_names_of(record_id)):
             self._look(name)
             if number > 0 and name not in self._files:
                 break
-        return self._unlink(list(self._names.get(record_id, ())))
+        return self._unlink(list(self._names.get(record_id, ())), flush=flush)
 
     def delete_all(self) -> None:
         """Delete the files of all records in the mirror, and nothing else."""
@@ -143,6 +151,10 @@ class RecordFolder:
         """The record of this id as its own file has it now, whatever other processes did."""
         self._look(f"{record_id}.json")
         return self.records.get(record_id)
+
+    def size_bytes(self, record_id: str) -> int:
+        """Size on disk of a record. Raises KeyError."""
+        return sum(_size(self._files[name]) for name in self._names[record_id])
 
     def file_name(self, record_id: str) -> str:
         """The file that serves this id. Raises KeyError."""
@@ -159,13 +171,13 @@ class RecordFolder:
             reasons |= dict.fromkeys(names[1:], f"it has the id {record_id}, which {names[0]} has too")
         return dict(sorted(reasons.items()))
 
-    def _unlink(self, names: list[str]) -> bool:
+    def _unlink(self, names: list[str], *, flush: bool = True) -> bool:
         with reaching(self.path, "delete from"):
             for name in names:
                 with suppress(FileNotFoundError):
                     (self.path / name).unlink()
                 self._replace(name, None)
-            if names:
+            if names and flush:
                 flush_folder(self.path)
         return bool(names)
 
@@ -205,6 +217,7 @@ class RecordFolder:
     def _replace(self, name: str, new: RecordFile | None) -> None:
         """Put what a file holds now into the mirror."""
         old = self._files.get(name)
+        self.total_bytes += _size(new) - _size(old)
         if new is None:
             self._files.pop(name, None)
         else:
@@ -260,6 +273,10 @@ def _rank(record_id: str, name: str) -> tuple[int, str]:
     if found and found[1] == record_id:
         return int(found[2]), name
     return 10**7, name
+
+
+def _size(file: RecordFile | None) -> int:
+    return 0 if file is None or file.record is None or file.signature is None else file.signature.size
 
 
 def _digest(data: bytes) -> bytes:

@@ -73,7 +73,7 @@ def version_factor(ours: str, theirs: str) -> float:
         return 1.0
     if not (known(ours) and known(theirs)):
         return _UNKNOWN_VERSION
-    mine, other = _version(ours), _version(theirs)
+    mine, other = version_numbers(ours), version_numbers(theirs)
     if mine is None or other is None:
         return 1.0 if ours == theirs else _UNKNOWN_VERSION
     for (start, most, half), a, b in zip(_VERSION_COSTS, mine, other, strict=True):
@@ -95,6 +95,7 @@ def _apple_chip(chip: str) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=1024)
-def _version(text: str) -> tuple[int, int, int] | None:
+def version_numbers(text: str) -> tuple[int, int, int] | None:
+    """Major, minor and patch, None for anything that does not start with a number."""
     found = _VERSION.match(text.strip())
     return (int(found[1]), int(found[2] or 0), int(found[3] or 0)) if found else None

@@ -88,11 +88,11 @@ def make_folder(path: Path) -> None:
         flush_folder(path.parent)
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> Signature:
+def write_atomically(path: Path, data: bytes, *, durable: bool = True, flush: bool = True) -> Signature:
     """Put `data` at `path` by a rename; returns the signature of the new file.
 
     Raises OSError, and then the old file is untouched and no temporary file is left. `durable=False` skips the flushes,
-    for what can be made again.
+    for what can be made again; `flush=False` that of the folder only, for one of many writes.
     """
     temporary = path.with_name(f".vq-{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -107,7 +107,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> Signat
         with suppress(OSError):
             temporary.unlink()
         raise
-    if durable:
+    if durable and flush:
         flush_folder(path.parent)
     return signature(os.lstat(path))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant import local, views
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.benchmarks.eviction import Limits
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.daemon import log
 from veloxquant.daemon.threads import in_daemon_thread
@@ -127,9 +128,10 @@ class RecordFeed:
 
     def _read(self) -> bool:
         if self._database is None:
-            self._database = BenchmarkDatabase(self.directory)
+            self._database = BenchmarkDatabase(self.directory, limits=self._settings.limits)
         else:
             self._database.load()
+        self._keep_bounds(self._database)
         self.trouble = None
         self._read_at = time.monotonic()
         self._skipped = self._database.skipped
@@ -138,6 +140,13 @@ class RecordFeed:
             return False
         self.records = self._database.record_set(self._settings.threshold)
         return True
+
+    def _keep_bounds(self, database: BenchmarkDatabase) -> None:
+        """Other programs publish by a rename and evict nothing, so the daemon does."""
+        with contextlib.suppress(StoreError):  # a directory that is only read grows by others' doing and stays as it is
+            gone = database.prune()
+            if gone:
+                log.event("records.evicted", count=len(gone), bytes=sum(victim.size_bytes for victim in gone))
 
     async def _look(self, state: State) -> None:
         while self._dirty:
@@ -154,10 +163,12 @@ class _Settings(NamedTuple):
     directory: Path
     threshold: float
     watch: bool
+    limits: Limits
 
 
 def _settings(config: Config) -> _Settings:
-    return _Settings(local.records_directory(config), config.planner.match_threshold, config.records.watch)
+    limits = Limits(config.records.max_records, config.records.max_bytes)
+    return _Settings(local.records_directory(config), config.planner.match_threshold, config.records.watch, limits)
 
 
 def _same(before: dict[str, BenchmarkRecord], after: dict[str, BenchmarkRecord]) -> bool:

@@ -1,0 +1,194 @@
+"""One benchmark directory at work: its lock, its files, its index and its bounds. The owner holds the lock."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from veloxquant.benchmarks import index
+from veloxquant.benchmarks.eviction import EvictionOrder, Limits, Victim
+from veloxquant.benchmarks.folder import RecordFolder
+from veloxquant.benchmarks.index_writer import COST_MULTIPLE, IndexWriter
+from veloxquant.benchmarks.lock import StoreLock
+from veloxquant.benchmarks.merging import place
+from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching
+from veloxquant.benchmarks.validation import check_types
+from veloxquant.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from veloxquant.benchmarks.merging import Outcome, Placing
+    from veloxquant.benchmarks.record_set import RecordGroups
+    from veloxquant.benchmarks.records import BenchmarkRecord
+
+    OnPlaced = Callable[[BenchmarkRecord, Outcome], None] | None
+
+_BATCH = 200
+"""Records that are taken in under one hold of the lock, and made to survive a crash together."""
+
+
+class Directory:
+    """What a database works on, apart from it, so that the last index can be written when the database is gone."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.path = path
+        self.limits = limits
+        self.index_path = path / "index.json"
+        self.lock = StoreLock(path / ".lock")
+        self.folder = RecordFolder(path / index.RECORDS)
+        self.index = IndexWriter(self.write_index)
+        self.groups: RecordGroups | None = None
+        self._order: EvictionOrder | None = None
+        self._compared: tuple[Signature | None, int] | None = None
+        self._grows = False
+        """Whether we have put records here: reading alone evicts none."""
+        self._trusted_until = 0.0
+
+    def write_index(self) -> None:
+        """Make the index say what the folder holds, other processes' records included. Raises StoreUnavailable."""
+        with self.lock.held():
+            self.sweep(self.refresh())
+            if self._grows:
+                self.make_room()
+            with reaching(self.index_path, "write"):
+                index.write(self.index_path, self.folder)
+
+    def refresh(self) -> list[str]:
+        """Look at the folder again; the lock on threads is held. Returns temporary files lying in it."""
+        began = time.monotonic()
+        try:
+            return self.folder.refresh()
+        finally:
+            self.settle()
+            ended = time.monotonic()
+            self._trusted_until = ended + COST_MULTIPLE * (ended - began)
+
+    def index_is_stale(self) -> bool:
+        """Whether the index says something else than the folder; False as well where that was already found."""
+        seen = (index.stamp(self.index_path), self.folder.version)
+        if seen == self._compared:
+            return False
+        self._compared = seen
+        return index.is_stale(index.read(self.index_path), self.folder)
+
+    def settle(self) -> None:
+        """Hand what changed to the groups that matching uses and to the order of eviction."""
+        for order in (self.groups, self._order):
+            for before, after in self.folder.changes if order is not None else ():
+                order.change(before, after)  # type: ignore[union-attr]
+        self.folder.changes.clear()
+
+    def sweep(self, strays: list[str]) -> None:
+        """Delete what killed writers left; with the lock held, no temporary file of ours is in use."""
+        paths = [self.folder.path / name for name in strays]
+        with suppress(OSError):
+            paths += [self.path / name for name in list_folder(self.path)[1]]
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
+
+    def put(self, record: BenchmarkRecord, *, flush: bool = True) -> None:
+        """Write one record and keep the bounds. Raises RecordInvalid, StoreUnavailable."""
+        self._grows = True
+        is_new = record.id not in self.folder.records
+        try:
+            with reaching(self.folder.path, "create"):
+                make_folder(self.folder.path)
+            self.folder.put(record, flush=flush)
+        finally:
+            self.settle()
+        if self.is_over():
+            self.make_room(record)
+            if self.is_over() and is_new:
+                self.delete(record.id)
+                raise StoreUnavailable(
+                    f"{self.path} holds as much as it may, and all of it is pinned",
+                    hint="unpin some records, or raise records.max_records and records.max_bytes",
+                )
+
+    def delete(self, record_id: str, *, flush: bool = True) -> bool:
+        """Delete one record; False when there is none."""
+        try:
+            return self.folder.delete(record_id, flush=flush)
+        finally:
+            self.settle()
+
+    def is_over(self) -> bool:
+        """Whether there are more records or bytes than the limits allow, as far as this process has seen."""
+        return len(self.folder.records) > self.limits.max_records or self.folder.total_bytes > self.limits.max_bytes
+
+    def make_room(self, newcomer: BenchmarkRecord | None = None) -> list[Victim]:
+        """Evict until the limits are kept. What was just put stays.
+
+        Before anything goes, the folder is looked at again, unless that would take more than a share of the time.
+        """
+        if self.is_over() and time.monotonic() > self._trusted_until:
+            self.refresh()
+        gone: list[Victim] = []
+        while self.is_over():
+            victim = self._next_victim(newcomer)
+            if victim is None:
+                break
+            gone.append(victim)
+        return gone
+
+    def would_go(self) -> list[Victim]:
+        """What `make_room` would evict now."""
+        order = EvictionOrder(dict(self.folder.records))
+        records, size = len(self.folder.records), self.folder.total_bytes
+        found: list[Victim] = []
+        while records > self.limits.max_records or size > self.limits.max_bytes:
+            record = order.pop()
+            if record is None:
+                break
+            victim = Victim(record, self.folder.size_bytes(record.id), order.newest(record))
+            records, size = records - 1, size - victim.size_bytes
+            found.append(victim)
+        return found
+
+    def take_in(self, records: Iterable[BenchmarkRecord], *, dry_run: bool, on_placed: OnPlaced) -> Counter[Outcome]:
+        """Place records from elsewhere among ours, a batch at a time so that other writers get their turn."""
+        counts: Counter[Outcome] = Counter()
+        ahead: dict[str, BenchmarkRecord | None] = {}
+        """What a dry run would have written or deleted."""
+        waiting = iter(records)
+        while batch := list(itertools.islice(waiting, _BATCH)):
+            with self.lock.threads() if dry_run else self.lock.held():
+                for record in batch:
+                    check_types(record)
+                    placing = place(record, lambda key: ahead[key] if key in ahead else self.folder.find(key))
+                    counts[placing.outcome] += 1
+                    self._carry_out(placing, ahead if dry_run else None)
+                    if on_placed is not None:
+                        on_placed(record, placing.outcome)
+                self.settle()
+                if not dry_run and self.folder.path.exists():
+                    self.folder.flush()
+        return counts
+
+    def _carry_out(self, placing: Placing, ahead: dict[str, BenchmarkRecord | None] | None) -> None:
+        if ahead is not None:
+            ahead |= {record.id: record for record in placing.puts} | dict.fromkeys(placing.deletes)
+            return
+        for record in placing.puts:
+            self.put(record, flush=False)
+        for record_id in placing.deletes:
+            self.delete(record_id, flush=False)
+
+    def _next_victim(self, newcomer: BenchmarkRecord | None) -> Victim | None:
+        """Evict one record, if it is still what it was when it was last seen. None when there is none to evict."""
+        order = self._order = self._order or EvictionOrder(self.folder.records)
+        while self.is_over() and (record := order.pop(newcomer)) is not None:
+            newer = order.newest(record)
+            if self.folder.find(record.id) is record and (newer is None or self.folder.find(newer.id) is newer):
+                size = self.folder.size_bytes(record.id)
+                self.delete(record.id, flush=False)  # one that came back after a crash would go again
+                return Victim(record, size, newer)
+            self.settle()
+            order.push(record)
+        return None

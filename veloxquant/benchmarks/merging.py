@@ -1,0 +1,156 @@
+"""Where a record from elsewhere goes: two directories become one, and no measurement is lost to the other.
+
+One measurement (method, model, context, batch, chip) keeps its newest record under its id, and the newest of every
+other MLX version beside it as `<id>-mlx<version>`. Of one version the later record stays; two of the same moment that
+differ both stay. Records that share an id and nothing else both stay. Merging in another order, or again, ends alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from veloxquant.benchmarks.eviction import PINNED, measured, newness, recorded_at
+from veloxquant.benchmarks.fingerprint import benchmark_fingerprint
+from veloxquant.benchmarks.records import BenchmarkRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Find = Callable[[str], BenchmarkRecord | None]
+
+Outcome = Literal["added", "replaced", "kept beside", "older", "same"]
+"""What became of a record: new here; newer than ours; under an id of its own; older than ours; already here."""
+
+_MAX_ID_STEM = 80
+_MAX_VERSION = 40
+_DIGEST_SIZES = (8, 16, 40)
+
+
+class Placing(NamedTuple):
+    """What to write and to delete, in this order, so that a record is where it belongs."""
+
+    outcome: Outcome
+    puts: tuple[BenchmarkRecord, ...] = ()
+    deletes: tuple[str, ...] = ()
+
+
+def version_id(record_id: str, mlx_version: str) -> str:
+    """Id under which a measurement is kept once another MLX version has taken its own."""
+    return f"{record_id[:_MAX_ID_STEM]}-mlx{re.sub(r'[^A-Za-z0-9.]', '_', mlx_version)[:_MAX_VERSION]}"
+
+
+def renamed(record: BenchmarkRecord, record_id: str) -> BenchmarkRecord:
+    """The record under another id, keys we do not know included."""
+    return BenchmarkRecord.from_dict(record.to_dict() | {"id": record_id})
+
+
+def place(incoming: BenchmarkRecord, find: Find) -> Placing:
+    """Where a record goes among those that `find` knows by id."""
+    front_id = _front_id(incoming)
+    front = find(front_id)
+    if front is not None and measured(front) != measured(incoming):
+        return _elsewhere(incoming, front_id, find)
+    side_id = version_id(front_id, incoming.mlx_version)
+    side = find(side_id)
+    if side is not None and not _rivals(side, incoming):
+        return _elsewhere(incoming, front_id, find)
+    ours = [record for record in (front, side) if record is not None and _rivals(record, incoming)]
+    if any(_content(record) == _content(incoming) for record in ours):
+        return Placing("same")
+    twin = next((record for record in ours if recorded_at(record) == recorded_at(incoming)), None)
+    if twin is not None:
+        return _beside_twin(incoming, twin, find)
+    if any(recorded_at(record) > recorded_at(incoming) for record in ours):
+        return Placing("older")
+    return _newer(incoming, front, [record.id for record in ours], (front_id, side_id), find)
+
+
+def _newer(
+    incoming: BenchmarkRecord, front: BenchmarkRecord | None, beaten: list[str], ids: tuple[str, str], find: Find
+) -> Placing:
+    """A record that is the newest of its measurement and version; `beaten` are the ids it takes the place of."""
+    front_id, side_id = ids
+    kept = [find(record_id) for record_id in beaten]
+    if any(record is not None and PINNED in record.tags for record in kept) and PINNED not in incoming.tags:
+        incoming = BenchmarkRecord.from_dict(incoming.to_dict() | {"tags": [*incoming.tags, PINNED]})
+    if front is None:
+        target = incoming.id if incoming.id in ids else front_id
+        moved: Placing | None = None
+    elif front.mlx_version == incoming.mlx_version:
+        target, moved = front_id, None
+    elif _order(incoming) > _order(front):
+        target, moved = front_id, _beside_front(front, find)
+    else:
+        target, moved = side_id, None
+    puts = (*(moved.puts if moved else ()), renamed(incoming, target))
+    deletes = tuple(one for one in beaten if one != target)
+    outcome: Outcome = "replaced" if beaten else "kept beside" if target != incoming.id else "added"
+    return Placing(outcome, puts, deletes)
+
+
+def _beside_front(front: BenchmarkRecord, find: Find) -> Placing:
+    """Room in front: what stood there goes under the id of its version, unless a later one is there already."""
+    side_id = version_id(front.id, front.mlx_version)
+    side = find(side_id)
+    if side is None:
+        return Placing("kept beside", (renamed(front, side_id),))
+    if not _rivals(side, front) or recorded_at(side) == recorded_at(front):
+        return _under_digest(front, front.id, find)
+    newer = side if recorded_at(side) > recorded_at(front) else front
+    return Placing("kept beside", () if newer is side else (renamed(front, side_id),))
+
+
+def _beside_twin(incoming: BenchmarkRecord, twin: BenchmarkRecord, find: Find) -> Placing:
+    """Two records of one moment that differ: the greater content keeps the place, whichever came first."""
+    if _content(incoming) < _content(twin):
+        return _under_digest(incoming, _front_id(incoming), find)
+    moved = _under_digest(twin, _front_id(twin), find)
+    return Placing("kept beside", (*moved.puts, renamed(incoming, twin.id)))
+
+
+def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find) -> Placing:
+    """Another measurement has the id: ours goes under its fingerprint, or, where that is taken, under its content."""
+    chip = measured(incoming)[-1]
+    parts = (incoming.method, incoming.model_id, incoming.context_length, incoming.batch_size)
+    own = benchmark_fingerprint(*parts, chip)
+    if own == taken:
+        return _under_digest(incoming, taken, find)
+    placing = place(renamed(incoming, own), find)
+    return placing._replace(outcome="kept beside") if placing.outcome == "added" else placing
+
+
+def _under_digest(record: BenchmarkRecord, front_id: str, find: Find) -> Placing:
+    digest = hashlib.sha1(_content(record).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+    for size in _DIGEST_SIZES:
+        record_id = f"{front_id[:_MAX_ID_STEM]}-{digest[:size]}"
+        there = find(record_id)
+        if there is None:
+            return Placing("kept beside", (renamed(record, record_id),))
+        if _content(there) == _content(record):
+            break
+    return Placing("same")
+
+
+def _front_id(record: BenchmarkRecord) -> str:
+    """The id of the measurement, whether the record stands there or beside it."""
+    suffix = version_id("", record.mlx_version)
+    return record.id[: -len(suffix)] if record.id.endswith(suffix) and len(record.id) > len(suffix) else record.id
+
+
+def _rivals(one: BenchmarkRecord, other: BenchmarkRecord) -> bool:
+    """Whether only one of the two is to stay."""
+    return one.mlx_version == other.mlx_version and measured(one) == measured(other)
+
+
+def _order(record: BenchmarkRecord) -> tuple[float, tuple[int, ...], str]:
+    """Which of several versions stands in front: the latest, of one moment that of the newest MLX."""
+    return recorded_at(record), newness(record)[0], _content(record)
+
+
+def _content(record: BenchmarkRecord) -> str:
+    """All but the id, and the pin, which is each directory's own affair; in one spelling."""
+    tags = [tag for tag in record.tags if tag != PINNED]
+    return json.dumps(record.to_dict() | {"id": "", "tags": tags}, sort_keys=True)
