@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from veloxquant.errors import InvalidParams
+from veloxquant.errors import InvalidParams, quoted
 from veloxquant.profiles import WorkloadProfile
 
 Model = str | os.PathLike[str] | Mapping[str, Any]
@@ -22,10 +22,9 @@ _WAYS = frozenset({"path", "id", "config"})
 _MODEL_FIELDS = _WAYS | {"model_id", "weights_bytes"}
 
 
-def question(
+def question(  # noqa: PLR0917 -- in the order in which Client.plan and Client.fit have them
     model: Model,
     workload: Workload,
-    *,
     workload_fields: Mapping[str, Any],
     hardware: Mapping[str, Any] | None,
     engine: Mapping[str, Any] | None,
@@ -56,7 +55,7 @@ def model_params(model: Model) -> dict[str, Any]:
         return {"id": model}
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
         raise InvalidParams(
-            f"model is {model!r}, which names no model",
+            f"model is {quoted(model)}, which names no model",
             hint="give a folder, an id such as org/name, or a config as a mapping",
             field="model",
         )

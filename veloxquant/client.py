@@ -7,8 +7,8 @@ loads neither mlx nor the planner.
 from __future__ import annotations
 
 import itertools
-import math
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -25,6 +25,7 @@ from veloxquant.errors import (
     ProtocolUnsupported,
     ShuttingDown,
     VeloxError,
+    quoted,
 )
 from veloxquant.profiles import HardwareProfile, WorkloadProfile
 from veloxquant.wire import answers, messages
@@ -119,15 +120,7 @@ class Client:
         """
         from veloxquant.planner.result import SCHEMA, Plan
 
-        params = question(
-            model,
-            workload,
-            workload_fields=workload_fields,
-            hardware=hardware,
-            engine=engine,
-            memory_budget_bytes=memory_budget_bytes,
-            methods=methods,
-        )
+        params = question(model, workload, workload_fields, hardware, engine, memory_budget_bytes, methods)
         return _of_schema(SCHEMA, self._typed("plan", params, Plan, timeout_s))
 
     def fit(
@@ -145,15 +138,7 @@ class Client:
         """The largest context per variant at 1, 2, 4 and 8 slots; takes what `plan` takes, without a context."""
         from veloxquant.planner.fit import SCHEMA, FitTable
 
-        params = question(
-            model,
-            workload,
-            workload_fields=workload_fields,
-            hardware=hardware,
-            engine=engine,
-            memory_budget_bytes=memory_budget_bytes,
-            methods=methods,
-        )
+        params = question(model, workload, workload_fields, hardware, engine, memory_budget_bytes, methods)
         if isinstance(workload, WorkloadProfile):
             params["workload"].pop("context_length", None)
         return _of_schema(SCHEMA, self._typed("fit", params, FitTable, timeout_s))
@@ -286,9 +271,11 @@ class _Unanswered(Exception):
 
 
 def _seconds(field: str, value: float) -> float:
-    if isinstance(value, (int, float)) and math.isfinite(value) and value >= 0:
+    # Compared, since math.isfinite itself fails on a whole number that no float can hold.
+    if isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max:
         return value
-    raise InvalidParams(f"{field} is {value!r}, which is no finite time from 0 up", hint="give seconds", field=field)
+    message = f"{field} is {quoted(value)}, which is no finite time from 0 up"
+    raise InvalidParams(message, hint="give seconds", field=field)
 
 
 def _matching(answer: messages.Answer, request_id: int) -> messages.Answer:
@@ -307,6 +294,6 @@ def _of_schema(schema: str, answer: T) -> T:
     if found == schema:
         return answer
     raise ProtocolUnsupported(
-        f"the daemon answers in {found!r}, this client reads {schema}",
+        f"the daemon answers in {quoted(found)}, this client reads {schema}",
         hint="install the same veloxquant version on both sides",
     )

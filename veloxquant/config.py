@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from veloxquant import paths, units
-from veloxquant.errors import ConfigInvalid, InvalidParams, quoted
+from veloxquant.errors import MAX_WHOLE, ConfigInvalid, InvalidParams, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,14 +29,14 @@ _MAX_FILE_BYTES = 2**20
 _SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([KMGTP]i?)?[Bb]?$"
 _TIME_PATTERN = r"^[0-9]+(\.[0-9]+)? ?(ms|s|m|h|d)?$"
 
-Size = Annotated[int, Meta(ge=0, le=units.MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
-WorkerSize = Annotated[int, Meta(ge=2**28, le=units.MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
+Size = Annotated[int, Meta(ge=0, le=MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
+WorkerSize = Annotated[int, Meta(ge=2**28, le=MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
 Seconds = Annotated[float, Meta(gt=0, le=86400, extra_json_schema={"pattern": _TIME_PATTERN})]
 PathText = Annotated[str, Meta(pattern=r"^($|/|~/)", max_length=4096)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Connections = Annotated[int, Meta(ge=1, le=65536)]
 RecordCount = Annotated[int, Meta(ge=1, le=10_000_000)]
-RecordBytes = Annotated[int, Meta(ge=2**20, le=units.MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
+RecordBytes = Annotated[int, Meta(ge=2**20, le=MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
 Names = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 

@@ -36,6 +36,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_WHOLE = 2**53
+"""The largest whole number that is taken: every reader of JSON keeps it exactly (RFC 8259, section 6), and no machine
+has 8 PiB and no model 2**53 tokens."""
+
 
 def quoted(value: object, most: int = 60) -> str:
     """An input as a message quotes it, on one short line. Never raises, whatever the value is."""

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
-from veloxquant.errors import InvalidParams, quoted
+from veloxquant.errors import MAX_WHOLE, InvalidParams, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_WHOLE = 2**53
-"""The largest whole number that every JSON reader keeps exactly; no machine has 8 PiB and no model 2**53 tokens."""
 MAX_SECONDS = 10 * 365 * 86400
 
 _NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([A-Za-z]*)", re.ASCII)

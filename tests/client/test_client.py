@@ -269,3 +269,11 @@ def test_importing_the_client_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), 10**400, "5"])
+def test_a_time_limit_is_a_finite_time(timeout_s: Any) -> None:
+    """Anything else is refused by name before anybody is asked."""
+    with pytest.raises(InvalidParams) as caught:
+        Client(timeout_s=timeout_s)
+    assert caught.value.field == "timeout_s"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from veloxquant.errors import MAX_WHOLE
 from veloxquant.profiles import HardwareProfile
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**53
-"""The largest whole number that every JSON reader keeps exactly."""
 MOST_CORES = 4096
 MOST_TEXT = 200
 """Characters of a name or a reason."""
@@ -76,7 +75,7 @@ def because(source: str, failed: str) -> str:
 
 def size(value: Any) -> int | None:
     """A positive whole number of bytes, else None."""
-    return value if type(value) is int and 0 < value <= MOST_BYTES else None
+    return value if type(value) is int and 0 < value <= MAX_WHOLE else None
 
 
 def amount(value: Any) -> int | None:
@@ -101,4 +100,4 @@ def text(value: Any) -> str | None:
 def rate(value: Any) -> float | None:
     """A positive finite number, else None."""
     number = type(value) in (int, float)
-    return float(value) if number and 0 < value < MOST_BYTES else None
+    return float(value) if number and 0 < value < MAX_WHOLE else None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant.errors import InvalidParams, quoted
+from veloxquant.errors import MAX_WHOLE, InvalidParams, quoted
 from veloxquant.hardware import chips, recorded
-from veloxquant.hardware.findings import MOST_BYTES, MOST_CORES, MOST_TEXT, text
+from veloxquant.hardware.findings import MOST_CORES, MOST_TEXT, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,10 +134,10 @@ def _checked(key: str, value: Any) -> Any:
 
 
 def _size(field: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_BYTES:
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_WHOLE:
         return value
     raise _refusal(
-        field, value, f"a whole number of bytes from {least} to {MOST_BYTES}", "16 GB of a Mac are 17179869184"
+        field, value, f"a whole number of bytes from {least} to {MAX_WHOLE}", "16 GB of a Mac are 17179869184"
     )
 
 

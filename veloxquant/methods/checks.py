@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from veloxquant.errors import MethodRefused
+from veloxquant.errors import MAX_WHOLE, MethodRefused
 from veloxquant.methods.method import Method, QualityPrior, Variant
 from veloxquant.profiles.model import CachePart
 
@@ -20,8 +20,6 @@ MAX_VARIANTS = 64
 MAX_BITS = 256.0
 """Four times the widest number an engine stores, scales and all: more is a mistake of unit."""
 MAX_SLOT_STEP = 2**16
-MAX_WHOLE = 2**53
-"""The largest whole number that every reader of our JSON takes exactly (RFC 8259, section 6)."""
 REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
 
 WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant.errors import InvalidParams, ModelConfigInvalid, ModelNotFound
+from veloxquant.errors import MAX_WHOLE, InvalidParams, ModelConfigInvalid, ModelNotFound, quoted
 from veloxquant.models import fields, weights
 from veloxquant.models.weights import WeightFacts, is_file
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 MAX_VALUES = 2**20
-MAX_WEIGHTS_BYTES = 2**53
 _MAX_LABEL = 256
 _MAX_REVISION_BYTES = 128
 _ASSUMED_DTYPE = "bfloat16"
@@ -237,9 +236,9 @@ def _check(config: dict[str, Any], field: str, where: str) -> None:
 
 def _with_weights(source: ModelSource, weights_bytes: int) -> ModelSource:
     whole = isinstance(weights_bytes, int) and not isinstance(weights_bytes, bool)
-    if not whole or not 0 <= weights_bytes <= MAX_WEIGHTS_BYTES:
+    if not whole or not 0 <= weights_bytes <= MAX_WHOLE:
         raise InvalidParams(
-            f"weights_bytes is {weights_bytes!r}, which is not a whole number from 0 to {MAX_WEIGHTS_BYTES}",
+            f"weights_bytes is {quoted(weights_bytes)}, which is not a whole number from 0 to {MAX_WHOLE}",
             hint="give the bytes of all weights",
             field="model.weights_bytes",
         )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from veloxquant.errors import ModelConfigInvalid
+from veloxquant.errors import MAX_WHOLE, ModelConfigInvalid
 
 INDEX = "model.safetensors.index.json"
 _PATTERN = "model*.safetensors"
@@ -21,8 +21,6 @@ _MAX_HEADER_BYTES = 32 * 2**20
 """The format allows 100 MB; the largest published headers take about 12."""
 _MIN_HEADER_BYTES = len(b"{}")
 _MAX_INDEX_BYTES = 64 * 2**20
-_MAX_TOTAL_BYTES = 2**53
-"""An index that states more is not believed."""
 
 _OF_MANY = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -112,7 +110,8 @@ def _stated_total(index: _Index | None) -> int | None:
     total = index.metadata.get("total_size") if index is not None else None
     if isinstance(total, float) and total.is_integer():
         total = int(total)
-    return total if isinstance(total, int) and not isinstance(total, bool) and 0 < total <= _MAX_TOTAL_BYTES else None
+    # An index that states more than any machine holds is not believed.
+    return total if isinstance(total, int) and not isinstance(total, bool) and 0 < total <= MAX_WHOLE else None
 
 
 def _missing(index: _Index | None, there: set[str]) -> tuple[str, ...]:

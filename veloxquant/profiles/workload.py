@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 import msgspec
 
-from veloxquant.errors import InvalidParams
+from veloxquant.errors import InvalidParams, quoted
 
 OBJECTIVES = ("balanced", "memory", "latency", "throughput", "quality")
 
@@ -55,7 +55,7 @@ class WorkloadProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         _positive("max_kl", self.max_kl)
         if self.objective not in OBJECTIVES:
             raise InvalidParams(
-                f"objective is {self.objective!r}, which is not known",
+                f"objective is {quoted(self.objective)}, which is not known",
                 hint=f"use one of {', '.join(OBJECTIVES)}",
                 field="objective",
             )
@@ -65,7 +65,7 @@ def _whole(field: str, value: object, low: int, high: int) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return
     raise InvalidParams(
-        f"{field} is {value!r}, which is not a whole number from {low} to {high}",
+        f"{field} is {quoted(value)}, which is not a whole number from {low} to {high}",
         hint=f"give {field} as a number of {'tokens' if 'length' in field or 'step' in field else 'sequences'}",
         field=field,
     )
@@ -75,10 +75,11 @@ def _positive(field: str, value: object) -> None:
     if value is None:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and math.isfinite(value) and value > 0:  # type: ignore[arg-type,operator]
+    # Compared, since math.isfinite itself fails on a whole number that no float can hold.
+    if number and 0 < value <= sys.float_info.max:  # type: ignore[operator]
         return
     raise InvalidParams(
-        f"{field} is {value!r}, which is not a finite number above 0",
+        f"{field} is {quoted(value)}, which is not a finite number above 0",
         hint=f"leave {field} out for no limit",
         field=field,
     )

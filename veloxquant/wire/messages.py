@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from veloxquant.errors import InvalidParams, InvalidRequest, NotAnswering, ParseError, UnknownMethod, VeloxError
+from veloxquant.errors import (
+    MAX_WHOLE,
+    InvalidParams,
+    InvalidRequest,
+    NotAnswering,
+    ParseError,
+    UnknownMethod,
+    VeloxError,
+)
 from veloxquant.wire import codes
 from veloxquant.wire.codes import ErrorObject
 from veloxquant.wire.frames import ANSWER_LIMIT_BYTES, REQUEST_LIMIT_BYTES, too_large
@@ -75,9 +83,8 @@ __all__ = [
 ]
 
 PROTOCOL = 1
-MAX_ID = 2**53
 
-RequestId = Annotated[int, Meta(ge=-MAX_ID, le=MAX_ID)] | Annotated[str, Meta(max_length=256)]
+RequestId = Annotated[int, Meta(ge=-MAX_WHOLE, le=MAX_WHOLE)] | Annotated[str, Meta(max_length=256)]
 T = TypeVar("T")
 
 

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from veloxquant.errors import InvalidParams
+from veloxquant.errors import MAX_WHOLE, InvalidParams
 from veloxquant.profiles import WorkloadProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_SIZE = 2**53  # beyond it a JSON number is not exact in most languages
 MAX_CONFIG_DEPTH = 32
 MAX_CONFIG_ITEMS = 20_000
 MAX_RECORDS = 500
 
-Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
+Size = Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
 Word = Annotated[str, Meta(min_length=1, max_length=256)]
 Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 Topic = Literal["generation", "records", "methods", "hardware", "warnings"]
@@ -45,7 +44,7 @@ class ModelParams(Params, frozen=True, kw_only=True):
     id: Word | None = None
     config: dict[str, Any] | None = None
     model_id: Word | None = None
-    weights_bytes: Annotated[int, Meta(ge=1, le=MAX_SIZE)] | None = None
+    weights_bytes: Annotated[int, Meta(ge=1, le=MAX_WHOLE)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse none, or more than one, of the three ways to name a model."""
@@ -74,10 +73,10 @@ class HardwareOverrides(Params, frozen=True, kw_only=True):
 
     chip: Word | None = None
     gpu_cores: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    total_memory_bytes: Annotated[int, Meta(ge=1, le=MAX_SIZE)] | None = None
-    working_set_bytes: Annotated[int, Meta(ge=1, le=MAX_SIZE)] | None = None
+    total_memory_bytes: Annotated[int, Meta(ge=1, le=MAX_WHOLE)] | None = None
+    working_set_bytes: Annotated[int, Meta(ge=1, le=MAX_WHOLE)] | None = None
     active_bytes: Size | None = None
-    max_buffer_bytes: Annotated[int, Meta(ge=1, le=MAX_SIZE)] | None = None
+    max_buffer_bytes: Annotated[int, Meta(ge=1, le=MAX_WHOLE)] | None = None
     bandwidth_gbps: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     mlx_version: Word | None = None
     macos_version: Word | None = None
@@ -198,7 +197,7 @@ class RecordsParams(Params, frozen=True, kw_only=True):
     """`records`: a page of what the benchmark directory holds, newest first."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_RECORDS)] = 100
-    offset: Annotated[int, Meta(ge=0, le=MAX_SIZE)] = 0
+    offset: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] = 0
     method: Word | None = None
     model_id: Word | None = None
     skipped: bool = False
