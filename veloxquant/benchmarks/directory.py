@@ -160,16 +160,21 @@ class Directory:
         while batch := list(itertools.islice(waiting, _BATCH)):
             with self.lock.threads() if dry_run else self.lock.held():
                 for record in batch:
-                    check_types(record)
-                    placing = place(record, lambda key: ahead[key] if key in ahead else self.folder.find(key))
-                    counts[placing.outcome] += 1
-                    self._carry_out(placing, ahead if dry_run else None)
+                    outcome = self._take_in(record, ahead if dry_run else None)
+                    counts[outcome] += 1
                     if on_placed is not None:
-                        on_placed(record, placing.outcome)
-                self.settle()
+                        on_placed(record, outcome)
                 if not dry_run and self.folder.path.exists():
                     self.folder.flush()
         return counts
+
+    def _take_in(self, record: BenchmarkRecord, ahead: dict[str, BenchmarkRecord | None] | None) -> Outcome:
+        check_types(record)
+        known = ahead or {}
+        placing = place(record, lambda key: known[key] if key in known else self.folder.find(key))
+        self.settle()
+        self._carry_out(placing, ahead)
+        return placing.outcome
 
     def _carry_out(self, placing: Placing, ahead: dict[str, BenchmarkRecord | None] | None) -> None:
         if ahead is not None:

@@ -18,15 +18,16 @@ MAX_REDUCTION = 4.0
 MAX_BYTES = 2**63 - 1
 
 # An id is a file name on every system.
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_WORDS = ("method", "model_id")
-_TEXTS = ("architecture", "chip", "mlx_version", "macos_version", "created_at", "source")
-_WHOLE = {
+ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
+_ID = re.compile(ID_PATTERN)
+WORDS = ("method", "model_id")
+TEXTS = ("architecture", "chip", "mlx_version", "macos_version", "created_at", "source")
+WHOLE = {
     "context_length": (1, MAX_CONTEXT_TOKENS),
     "batch_size": (1, MAX_ROWS),
     "memory_bytes": (0, MAX_BYTES),
 }
-_AMOUNTS = ("throughput_tok_s", "latency_ms_per_token")
+AMOUNTS = ("throughput_tok_s", "latency_ms_per_token")
 
 
 def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
@@ -39,17 +40,17 @@ def check_types(record: BenchmarkRecord) -> None:
     values = record.__dict__
     if not (isinstance(record.id, str) and _ID.fullmatch(record.id)):
         raise invalid("id", record.id, "a file name of letters, digits and . _ -", "use benchmark_fingerprint()")
-    for name in _WORDS:
+    for name in WORDS:
         _check_text(name, values[name])
         if not values[name].strip() or "\0" in values[name]:
             raise invalid(name, values[name], "a name", f"say what the {name} was")
-    for name in _TEXTS:
+    for name in TEXTS:
         _check_text(name, values[name])
-    for name, (low, high) in _WHOLE.items():
+    for name, (low, high) in WHOLE.items():
         value = values[name]
         if type(value) is not int or not low <= value <= high:
             raise invalid(name, value, f"a whole number from {low} to {high}", _hint(name))
-    for name in _AMOUNTS:
+    for name in AMOUNTS:
         if not _finite(values[name]) or values[name] < 0:
             raise invalid(name, values[name], "a finite number of at least 0", "leave it 0 when it was not measured")
     _check_ratios(record)

@@ -1,4 +1,7 @@
-"""What was measured and is used in plans; with --skipped what lies in the directory and is not used, and why."""
+"""The benchmark directory: what was measured, and list, show, verify, export, import, merge, prune, pin and unpin.
+
+`list` asks the daemon; the others work on the directory itself, and a running daemon sees what they change.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.ctl import figures
-from veloxquant.ctl.arguments import count
+from veloxquant.ctl.arguments import count, size
 from veloxquant.ctl.terminal import columns
+from veloxquant.errors import InvalidParams
 from veloxquant.units import format_duration
 
 if TYPE_CHECKING:
@@ -20,20 +24,69 @@ if TYPE_CHECKING:
 
 SCHEMA = "veloxquant.records/1"
 _HEAD = ("ID", "METHOD", "MODEL", "CONTEXT", "DECODE", "CACHE", "CHIP", "MLX", "AGE")
+ACTIONS = {
+    "list": ("", ("method", "model", "skipped", "limit", "offset")),
+    "show": ("the ID of a record", ()),
+    "verify": ("", ()),
+    "export": ("a FILE, or - for the terminal", ("method", "model", "csv")),
+    "import": ("a FILE of JSON lines, or - for standard input", ("dry_run",)),
+    "merge": ("the DIR of another benchmark directory", ("dry_run",)),
+    "prune": ("", ("dry_run", "max_records", "max_bytes")),
+    "pin": ("the ID of a record", ()),
+    "unpin": ("the ID of a record", ()),
+    "schema": ("", ()),
+}
+"""Action -> (what it takes, nothing when empty; the flags that mean something to it)."""
+_FLAGS = sorted({flag for _, flags in ACTIONS.values() for flag in flags})
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The filters of a page."""
-    parser.add_argument("action", nargs="?", choices=("list",), default="list", metavar="list")
-    parser.add_argument("--method", metavar="LABEL", help="of this variant or method only: affine4-g64")
-    parser.add_argument("--model", metavar="ID", help="of this model only")
-    parser.add_argument("--skipped", action="store_true", help="also what is not used, with the reason")
+    """What to do, with what, and the filters of a page."""
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", metavar="|".join(ACTIONS))
+    parser.add_argument("target", nargs="?", metavar="ID|FILE|DIR", help="what the action works on")
+    parser.add_argument("--method", metavar="LABEL", help="of this variant or method only: affine4-g64 (list, export)")
+    parser.add_argument("--model", metavar="ID", help="of this model only (list, export)")
+    parser.add_argument("--skipped", action="store_true", help="also what is not used, with the reason (list)")
     parser.add_argument("--limit", metavar="N", type=count("--limit"), help="records on a page (100)")
     parser.add_argument("--offset", metavar="N", type=count("--offset"), help="records to leave out first (0)")
-    parser.add_argument("--records", metavar="DIR", help="read DIR in this process, ask no daemon")
+    parser.add_argument("--csv", action="store_true", help="for a spreadsheet, in place of JSON lines (export)")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
+    parser.add_argument(
+        "--max-records", metavar="N", type=count("--max-records"), help="in place of the setting (prune)"
+    )
+    parser.add_argument("--max-bytes", metavar="SIZE", type=size("--max-bytes"), help="in place of the setting (prune)")
+    parser.add_argument("--records", metavar="DIR", help="work on DIR in this process, ask no daemon")
 
 
 def run(session: Session) -> int:
+    """Check that the words go together, and do it."""
+    action = session.options.action
+    _check(session.options)
+    if action == "list":
+        return _list(session)
+    if action in ("export", "import", "merge"):
+        from veloxquant.ctl import records_exchange
+
+        return records_exchange.run(session)
+    from veloxquant.ctl import records_upkeep
+
+    return records_upkeep.run(session)
+
+
+def _check(options: argparse.Namespace) -> None:
+    takes, flags = ACTIONS[options.action]
+    if (options.target is not None) != bool(takes):
+        wanted = f"takes {takes}" if takes else f"takes no {options.target!r}"
+        raise InvalidParams(f"records {options.action} {wanted}", hint="veloxquantctl records --help", field="target")
+    for flag in _FLAGS:
+        if flag not in flags and getattr(options, flag) not in (None, False):
+            name = f"--{flag.replace('_', '-')}"
+            raise InvalidParams(
+                f"records {options.action} takes no {name}", hint="veloxquantctl records --help", field=name
+            )
+
+
+def _list(session: Session) -> int:
     """Ask and show."""
     options = session.options
     filters = {

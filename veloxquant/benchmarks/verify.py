@@ -1,0 +1,75 @@
+"""A whole directory looked at and nothing changed: what is set aside, and where the index differs from the records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.benchmarks import index
+from veloxquant.benchmarks.folder import RecordFolder
+from veloxquant.benchmarks.storage import list_folder, placed, reaching
+from veloxquant.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found. `temporary` files belong to a write under way or to a killed writer, and hurt nobody."""
+
+    directory: str
+    records: int
+    total_bytes: int
+    set_aside: dict[str, str]
+    """File -> why it is not used."""
+    index_differs: tuple[str, ...]
+    """Sentences; none where a newer program wrote the index, which is its affair."""
+    temporary: tuple[str, ...]
+    sound: bool
+
+
+def verify(directory: Path) -> Verdict:
+    """Read every record file and the index. Raises StoreUnavailable when there is nothing to read, or no right to."""
+    directory = placed(directory)
+    if not directory.is_dir():
+        raise StoreUnavailable(f"there is no folder {directory}", hint="name the benchmark directory: --records DIR")
+    folder = RecordFolder(directory / index.RECORDS)
+    strays = [f"{index.RECORDS}/{name}" for name in folder.refresh()]
+    with reaching(directory, "read"):
+        strays += list_folder(directory)[1]
+    set_aside = {f"{index.RECORDS}/{name}": reason for name, reason in folder.skipped().items()}
+    differs = tuple(_differences(directory / "index.json", folder))
+    return Verdict(
+        directory=str(directory),
+        records=len(folder.records),
+        total_bytes=folder.total_bytes,
+        set_aside=set_aside,
+        index_differs=differs,
+        temporary=tuple(sorted(strays)),
+        sound=not (set_aside or differs),
+    )
+
+
+def _differences(path: Path, folder: RecordFolder) -> Iterator[str]:
+    content = index.read(path)
+    if index.is_from_later_version(content) or not index.is_stale(content, folder):
+        return
+    if content is None:
+        yield "index.json is damaged" if path.exists() else "there is no index.json"
+        return
+    if content.get("version") != index.VERSION:
+        yield f"its version is {content.get('version')!r}, not {index.VERSION}"
+    listed: Any = content.get(index.RECORDS)
+    if not isinstance(listed, dict):
+        yield "it has no mapping of records"
+        return
+    held = index.entries(folder)
+    for record_id in sorted(held.keys() | listed.keys()):
+        if record_id not in listed:
+            yield f"it lacks {record_id}"
+        elif record_id not in held:
+            yield f"it lists {record_id}, which is not there"
+        elif listed[record_id] != held[record_id]:
+            yield f"it tells something else of {record_id}"
