@@ -21,21 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAC = HardwareProfile(chip="Apple M2", generation=2, tier="base", gpu_cores=10, total_memory_bytes=16 * 2**30)
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-    "rms_norm_eps": 1e-5,
-}
 
 
 def asked(**params: Any) -> PlanParams:
-    """Typed params of a plan for the tiny config."""
-    typed = convert_params("plan", {"model": {"config": CONFIG}, **params})
+    """Typed params of a plan for a llama, which no test here traces."""
+    typed = convert_params("plan", {"model": {"config": {"model_type": "llama"}}, **params})
     assert isinstance(typed, PlanParams)
     return typed
 
@@ -142,7 +132,7 @@ def test_a_trace_is_bounded_and_kept_where_the_configuration_says(
     monkeypatch.setattr("veloxquant.models.profile.profile", record)
     config = load(flags={"trace.cache_directory": str(short_folder / "t"), "trace.timeout_s": "5s"})
     world = local.open_world(config, hardware=MAC, records=NoRecords(), loaded=loaded)
-    assert local.trace_profile(local.model_source(asked(), world), world) is PROFILE
+    assert local.trace_profile(local.model_source(asked()), world) is PROFILE
     assert given == {
         "probes": loaded.probes(),
         "factory": "veloxquant.methods.worker:load",

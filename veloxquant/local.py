@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.config import Config
+    from veloxquant.methods import Method
     from veloxquant.methods.registry import Loaded
     from veloxquant.planner.fit import FitTable
     from veloxquant.planner.result import Plan
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 FACTORY = "veloxquant.methods.worker:load"
 """What the trace worker calls to build method caches; a dotted name, so that models need not import methods."""
+
+DISABLED = "disabled in the configuration"
+"""The reason of a method that the user does not want."""
 
 _TRACE_BYTES = 64 * 1024
 """About what one traced model takes on disk."""
@@ -53,6 +57,12 @@ class World:
     config: Config
     snapshot: Snapshot
     loaded: Loaded
+
+    @property
+    def ready(self) -> tuple[Method, ...]:
+        """The methods on offer: loaded and not disabled."""
+        disabled = self.config.methods.disabled
+        return tuple(method for method in self.loaded.methods if method.name not in disabled)
 
 
 def open_world(
@@ -71,8 +81,8 @@ def open_world(
     """
     loaded = registry.load() if loaded is None else loaded
     disabled = frozenset(config.methods.disabled)
-    fenced = [QuarantinedMethod(q.name, q.reason) for q in loaded.quarantined]
-    off = [QuarantinedMethod(m.name, "disabled in the configuration") for m in loaded.methods if m.name in disabled]
+    fenced = [QuarantinedMethod(q.name, q.reason, q.distribution) for q in loaded.quarantined]
+    off = [QuarantinedMethod(m.name, DISABLED, loaded.origin(m.name)) for m in loaded.methods if m.name in disabled]
     snapshot = Snapshot(
         hardware=detect() if hardware is None else hardware,
         offers=tuple(Offer(method, variant) for method, variant in loaded.variants if method.name not in disabled),
@@ -106,7 +116,7 @@ def trace_directory(config: Config) -> Path:
     return Path(chosen).expanduser() if chosen else paths.cache_dir() / "traces"
 
 
-def model_source(params: PlanParams | FitParams, world: World) -> ModelSource:  # noqa: ARG001 -- a step like the others
+def model_source(params: PlanParams | FitParams) -> ModelSource:
     """Find the model a request names: a folder, an id in the local hub cache, or an inline config. Never the network.
 
     Raises ModelNotFound, ModelConfigInvalid, InvalidParams.
@@ -192,7 +202,7 @@ def fit(params: FitParams, world: World) -> FitTable:
 
 
 def _resolved(params: PlanParams | FitParams, world: World) -> PlanRequest:
-    source = model_source(params, world)
+    source = model_source(params)
     profile = cached_profile(source, world)
     if profile is None:
         profile = trace_profile(source, world)

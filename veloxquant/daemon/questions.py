@@ -97,11 +97,11 @@ class Questions:
         self, method: str, params: PlanParams | FitParams, world: World
     ) -> tuple[ModelSource, Sight, bytes | None]:
         """In a thread: find the model; the encoded result, None when the model has to be traced first."""
-        source = local.model_source(params, world)
+        source = local.model_source(params)
         files = look(params.model.path or source.path)
         if files:
             # Read again after the look, so that no change can fall between the two and be missed for ever.
-            source = local.model_source(params, world)
+            source = local.model_source(params)
         profile = self._traces.known(source, world)
         return source, files, None if profile is None else self._encode(method, params, profile, world)
 
