@@ -93,6 +93,27 @@ def client(running: Running) -> Iterator[Client]:
         yield asking
 
 
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """The config of a llama of two layers with 2 KV heads of width 16."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+        "rms_norm_eps": 1e-5,
+    }
+
+
+@pytest.fixture
+def tiny_model(tiny: dict[str, Any]) -> dict[str, Any]:
+    """The tiny llama as the protocol names a model, with weights of 1 MiB."""
+    return {"config": tiny, "weights_bytes": 2**20}
+
+
 @pytest.fixture(scope="session")
 def published(home: Path) -> Callable[..., str]:
     """Write a model's config to a file, with changes to it or its text part, and name the file."""

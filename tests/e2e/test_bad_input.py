@@ -16,21 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-    "rms_norm_eps": 1e-5,
-}
-MODEL = {"config": TINY, "weights_bytes": 2**20}
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("no such folder", {"model": {"path": "/nowhere/at/all"}}, "model_not_found", "model.path"),
     ("no such id", {"model": {"id": "org/never-downloaded"}}, "model_not_found", "model.id"),
-    ("an unknown family", {"model": {"config": {**TINY, "model_type": "lama"}}}, "model_not_supported", "model.config"),
+    ("an unknown family", {"model": {"config": {"model_type": "lama"}}}, "model_not_supported", "model.config"),
     ("no model_type", {"model": {"config": {"hidden_size": 5}}}, "model_config_invalid", "model.config"),
     ("a negative length", {"workload": {"context_length": -1}}, "invalid_params", "workload.context_length"),
     ("a context of 10^9", {"workload": {"context_length": 10**9}}, "invalid_params", "workload.context_length"),
@@ -48,9 +37,11 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("params", "name", "field"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_bad_params_over_the_socket(client: Client, params: dict[str, Any], name: str, field: str) -> None:
+def test_bad_params_over_the_socket(
+    client: Client, tiny_model: dict[str, Any], params: dict[str, Any], name: str, field: str
+) -> None:
     """Each is its own error class again on this side, with field and hint; the daemon goes on."""
-    given = {"model": MODEL, **params}
+    given = {"model": tiny_model, **params}
     with pytest.raises(errors.VeloxError) as caught:
         client.plan(**given)
     assert (caught.value.name, caught.value.field) == (name, field)
@@ -59,19 +50,21 @@ def test_bad_params_over_the_socket(client: Client, params: dict[str, Any], name
     assert client.ping().pong
 
 
-def test_bad_input_on_the_command_line(ask: Callable[..., Any], inline: Callable[..., str]) -> None:
+def test_bad_input_on_the_command_line(
+    ask: Callable[..., Any], inline: Callable[..., str], tiny: dict[str, Any]
+) -> None:
     """The same errors with exit code 2, as one JSON object."""
-    tiny = inline("tiny", TINY)
-    wrong = inline("unknown-family", {**TINY, "model_type": "lama"})
+    good = inline("tiny", tiny)
+    wrong = inline("unknown-family", {**tiny, "model_type": "lama"})
     for words, name, field in (
         (("--model", "/nowhere/at/all"), "model_not_found", "model.path"),
         (("--config", "/nowhere/config.json"), "model_not_found", "--config"),
         (("--config", wrong), "model_not_supported", "model.config"),
-        (("--config", tiny, "--context", "-3"), "invalid_params", "--context"),
-        (("--config", tiny, "--context", "1000000000"), "invalid_params", "workload.context_length"),
-        (("--config", tiny, "--engine-version", "0.1.0"), "engine_unavailable", "engine.version"),
-        (("--config", tiny, "--gpu-cores", "0"), "invalid_params", "hardware.gpu_cores"),
-        (("--config", tiny, "--method", "afine"), "method_not_found", "methods"),
+        (("--config", good, "--context", "-3"), "invalid_params", "--context"),
+        (("--config", good, "--context", "1000000000"), "invalid_params", "workload.context_length"),
+        (("--config", good, "--engine-version", "0.1.0"), "engine_unavailable", "engine.version"),
+        (("--config", good, "--gpu-cores", "0"), "invalid_params", "hardware.gpu_cores"),
+        (("--config", good, "--method", "afine"), "method_not_found", "methods"),
     ):
         code, value = ask("plan", *words)
         assert (code, value["schema"]) == (2, "veloxquant.error/1"), words
@@ -89,10 +82,10 @@ def test_a_folder_whose_config_is_no_json(ask: Callable[..., Any], short_folder:
         assert str(short_folder) in value["error"]["message"]
 
 
-def test_an_unknown_family_is_never_sized_by_the_standard_formula(client: Client) -> None:
+def test_an_unknown_family_is_never_sized_by_the_standard_formula(client: Client, tiny: dict[str, Any]) -> None:
     """All the fields of a llama are there, and still the name alone decides."""
     with pytest.raises(errors.ModelNotSupported, match="lama"):
-        client.plan({**TINY, "model_type": "lama"}, hardware={"working_set_bytes": 2**34})
+        client.plan({**tiny, "model_type": "lama"}, hardware={"working_set_bytes": 2**34})
 
 
 def test_a_second_daemon_is_refused(running: Any) -> None:
@@ -129,7 +122,10 @@ def test_a_daemon_refuses_a_path_that_is_not_ours(short_folder: Path, running: A
 
 
 def test_without_the_engine_a_plan_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], inline: Callable[..., str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    inline: Callable[..., str],
+    tiny: dict[str, Any],
 ) -> None:
     """No mlx-lm: a known family is read from its config with a warning, a version cannot be asked for."""
     import json
@@ -137,7 +133,7 @@ def test_without_the_engine_a_plan_says_so(
     from veloxquant.ctl.main import main
 
     monkeypatch.setattr("veloxquant.models.profile.engine_version", lambda: None)
-    words = ["plan", "--no-daemon", "--json", "--config", inline("tiny", TINY), "--weights", "1MiB"]
+    words = ["plan", "--no-daemon", "--json", "--config", inline("tiny", tiny), "--weights", "1MiB"]
     assert main([*words, "--memory", "16GiB", "--working-set", "11GiB"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["model"]["source"] == "static"
@@ -151,6 +147,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_plan(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     inline: Callable[..., str],
+    tiny: dict[str, Any],
 ) -> None:
     """Where traces cannot be kept the model is traced all the same, with a warning; the doctor names the fix, too."""
     import json
@@ -158,7 +155,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_plan(
     from veloxquant.ctl.main import main
 
     monkeypatch.setenv("VELOXQUANT_TRACE_CACHE_DIRECTORY", "/dev/full/traces")
-    words = ["plan", "--no-daemon", "--json", "--config", inline("tiny", TINY), "--weights", "1MiB"]
+    words = ["plan", "--no-daemon", "--json", "--config", inline("tiny", tiny), "--weights", "1MiB"]
     assert main([*words, "--memory", "16GiB", "--working-set", "11GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["source"] == "traced"
     assert "trace.cache_directory" in caplog.text

@@ -12,17 +12,6 @@ import pytest
 from veloxquant.client import Client
 from veloxquant.errors import NotAnswering, NotRunning
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-    "rms_norm_eps": 1e-5,
-}
-MODEL = {"config": TINY, "weights_bytes": 2**20}
 MACHINE = {"working_set_bytes": 2**33, "total_memory_bytes": 2**34}
 
 
@@ -47,29 +36,29 @@ def test_a_burst_of_new_clients_is_absorbed(running: Any) -> None:
     assert failures == []
 
 
-def test_a_stopped_daemon_is_not_waited_for(running: Any) -> None:
+def test_a_stopped_daemon_is_not_waited_for(running: Any, tiny_model: dict[str, Any]) -> None:
     """SIGSTOP leaves a socket that accepts and never answers: the plan is made here, well before the limit."""
     with Client(running.socket, timeout_s=60) as client:
-        assert client.plan(MODEL, hardware=MACHINE).source == "daemon"
+        assert client.plan(tiny_model, hardware=MACHINE).source == "daemon"
         os.kill(running.process.pid, signal.SIGSTOP)
         try:
             with pytest.raises(NotAnswering):
                 client.ping(timeout_s=0.5)
             # Whoever waited for the daemon until the limit would have no time left to plan here, and raise.
-            plan = client.plan(MODEL, hardware=MACHINE)
+            plan = client.plan(tiny_model, hardware=MACHINE)
             assert plan.source == "local"
             assert isinstance(client.fallback_reason, NotAnswering)
         finally:
             os.kill(running.process.pid, signal.SIGCONT)
-        assert client.plan(MODEL, hardware=MACHINE).source == "daemon"
+        assert client.plan(tiny_model, hardware=MACHINE).source == "daemon"
         assert client.fallback_reason is None
 
 
-def test_without_a_daemon_the_answer_is_the_same(running: Any, home: Any) -> None:
+def test_without_a_daemon_the_answer_is_the_same(running: Any, home: Any, tiny_model: dict[str, Any]) -> None:
     """No daemon at the path: the same choice and bytes, marked local; what only a daemon knows is refused."""
     with Client(running.socket, timeout_s=60) as asking, Client(home / "none.sock", timeout_s=60) as alone:
-        over_socket = asking.plan(MODEL, hardware=MACHINE, context_length=8192)
-        local = alone.plan(MODEL, hardware=MACHINE, context_length=8192)
+        over_socket = asking.plan(tiny_model, hardware=MACHINE, context_length=8192)
+        local = alone.plan(tiny_model, hardware=MACHINE, context_length=8192)
         assert (over_socket.source, local.source) == ("daemon", "local")
         assert over_socket.chosen == local.chosen
         assert [row.name for row in alone.methods().methods] == [row.name for row in asking.methods().methods]
