@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from veloxquant.errors import InvalidParams
@@ -118,8 +119,11 @@ def test_fit_takes_no_context() -> None:
 
 
 def test_fit_takes_every_other_field_of_a_workload() -> None:
-    """A field added to WorkloadProfile must be added to FitWorkload."""
-    assert {*messages.FitWorkload.__struct_fields__, "context_length"} == set(WorkloadProfile.__struct_fields__)
+    """Under the same name, with the same type and default."""
+    whole, without = msgspec.structs.fields(WorkloadProfile), msgspec.structs.fields(messages.FitWorkload)
+    assert [(f.name, f.type, f.default) for f in without] == [
+        (f.name, f.type, f.default) for f in whole if f.name != "context_length"
+    ]
 
 
 def test_explain_takes_a_plan_or_its_id() -> None:

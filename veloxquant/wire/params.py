@@ -94,7 +94,10 @@ class EngineParams(Params, frozen=True, kw_only=True):
 
 
 class FitWorkload(Params, frozen=True, kw_only=True):
-    """A workload whose context is the question. Ranges are WorkloadProfile's."""
+    """A workload whose context is the question: the other fields of WorkloadProfile, whose ranges hold.
+
+    Written out like all params, since this file is read beside docs/protocol.md; a test compares the two.
+    """
 
     generation_length: int = 512
     batch_size: int = 1
