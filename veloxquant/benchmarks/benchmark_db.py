@@ -225,7 +225,7 @@ class BenchmarkDatabase:
         On the disk when the call returns. `on_placed` is told of each. A dry run writes nothing. Raises RecordInvalid,
         StoreUnavailable; what was told by then is kept.
         """
-        counts = self._store.take_in(records, dry_run=dry_run, on_placed=on_placed)
+        counts = self._store.take_in(records, dry_run=dry_run, on_placed=on_placed or _ignore)
         if not dry_run:
             self._store.index.flush()
         return counts
@@ -337,3 +337,7 @@ def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> Benchmark
     key = (record.method, record.model_id, record.context_length, record.batch_size, record.chip)
     record.id = benchmark_fingerprint(*key)
     return record
+
+
+def _ignore(record: BenchmarkRecord, outcome: Outcome) -> None:
+    """Nobody wants to be told."""

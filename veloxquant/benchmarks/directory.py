@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from veloxquant.benchmarks.record_set import RecordGroups
     from veloxquant.benchmarks.records import BenchmarkRecord
 
-    OnPlaced = Callable[[BenchmarkRecord, Outcome], None] | None
+    OnPlaced = Callable[[BenchmarkRecord, Outcome], None]
 
 _BATCH = 200
 """Records that are taken in under one hold of the lock, and made to survive a crash together."""
@@ -162,8 +162,7 @@ class Directory:
                 for record in batch:
                     outcome = self._take_in(record, ahead if dry_run else None)
                     counts[outcome] += 1
-                    if on_placed is not None:
-                        on_placed(record, outcome)
+                    on_placed(record, outcome)
                 if not dry_run and self.folder.path.exists():
                     self.folder.flush()
         return counts
