@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
     from veloxquant.local import World
     from veloxquant.methods import Method
+    from veloxquant.planner.snapshot import QuarantinedMethod
     from veloxquant.profiles import HardwareProfile
     from veloxquant.wire.messages import HardwareParams, MethodsParams, RecordsParams
 
 
 def methods(params: MethodsParams, world: World) -> MethodList:
-    """Ready methods with their variants, then fenced ones with the reason. Raises MethodNotFound."""
-    fenced = {one.name: one.reason for one in world.snapshot.quarantined}
-    rows = [_ready(method, world) for method in world.loaded.methods if method.name not in fenced]
-    rows += [_fenced(name, reason, world) for name, reason in fenced.items()]
+    """Ready methods with their variants, then fenced ones with the reason. Raises MethodNotFound.
+
+    A fenced method may have the name of a ready one: each has a row, and `source` tells them apart.
+    """
+    rows = [_ready(method, world) for method in world.ready]
+    rows += [_fenced(one) for one in world.snapshot.quarantined]
     if params.name is not None and params.name not in known_names(world):
         raise no_such_method(params.name, known_names(world), field="name")
     shown = tuple(row for row in rows if params.name in (None, row.name))
@@ -88,7 +91,7 @@ def _ready(method: Method, world: World) -> MethodRow:
         version=method.version,
         summary=method.summary,
         paper=method.paper,
-        source=_source(method.name, world),
+        source=world.loaded.origin(method.name) or None,
         variants=tuple({"label": variant.label, "params": dict(variant.params)} for variant in mine),
         batchable=method.batchable,
         trimmable=method.trimmable,
@@ -96,12 +99,5 @@ def _ready(method: Method, world: World) -> MethodRow:
     )
 
 
-def _fenced(name: str, reason: str, world: World) -> MethodRow:
-    distribution = next((one.distribution for one in world.loaded.quarantined if one.name == name), None)
-    return MethodRow(name=name, state="quarantined", reason=reason, source=distribution or _source(name, world))
-
-
-def _source(name: str, world: World) -> str | None:
-    """The distribution a ready method came from."""
-    plugin = world.loaded.sources.get(name)
-    return None if plugin is None else plugin.distribution
+def _fenced(one: QuarantinedMethod) -> MethodRow:
+    return MethodRow(name=one.name, state="quarantined", reason=one.reason, source=one.distribution or None)

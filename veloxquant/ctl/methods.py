@@ -36,7 +36,8 @@ def run(session: Session) -> int:
     if session.terminal.json:
         session.terminal.value(SCHEMA, found)
     elif options.action == "show":
-        show(found.methods[0], session.terminal)
+        for row in found.methods:
+            show(row, session.terminal)
     else:
         for line in columns([_HEAD, *(_row(row) for row in found.methods)], (1,)):
             session.terminal.say(line)

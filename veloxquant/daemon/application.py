@@ -206,15 +206,16 @@ class Application:
 
     def _methods(self) -> MethodsState:
         world = self.state.world
-        fenced = {one.name: one.reason for one in world.snapshot.quarantined}
-        return MethodsState(ready=sum(method.name not in fenced for method in world.loaded.methods), quarantined=fenced)
+        fenced = {world.snapshot.label_of(one): one.reason for one in world.snapshot.quarantined}
+        return MethodsState(ready=len(world.ready), quarantined=fenced)
 
     def _warnings(self) -> tuple[str, ...]:
         """What a person should look at, in sentences."""
+        snapshot = self.state.world.snapshot
         fenced = [
-            f"method {one.name} is quarantined: {one.reason}"
-            for one in self.state.world.snapshot.quarantined
-            if one.name not in self.config.methods.disabled
+            f"method {snapshot.label_of(one)} is quarantined: {one.reason}"
+            for one in snapshot.quarantined
+            if one.reason != local.DISABLED
         ]
         tripped = [f"method {one.name} failed in use: {one.reason}" for one in self.state.world.loaded.tripped()]
         plugins = self.state.world.loaded.warnings

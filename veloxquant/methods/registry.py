@@ -54,6 +54,11 @@ class Loaded:
         ready = ", ".join(method.name for method in self.methods) or "none"
         raise MethodNotFound(f"no method {name!r} is ready{fenced}", hint=f"ready: {ready}", field="method")
 
+    def origin(self, name: str) -> str:
+        """The distribution a loaded method came from, "" where that is not known."""
+        plugin = self.sources.get(name)
+        return "" if plugin is None else plugin.distribution
+
     def probes(self) -> list[dict[str, Any]]:
         """What a trace should try: every variant that packs layers, as plain values."""
         return [

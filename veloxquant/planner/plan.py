@@ -76,9 +76,9 @@ def _asked(one: Option | Rejected) -> bool:
 def _rejected(
     snapshot: Snapshot, refused: list[Rejected], options: list[Option], missed: list[Rejected]
 ) -> tuple[Rejected, ...]:
-    """Every variant that was not used, by label; fenced methods under their own name."""
+    """Every variant that was not used, by label; fenced methods under their own name, an impostor with its origin."""
     fenced = [
-        Rejected(method=one.name, params={}, label=one.name, reason="quarantined", detail=one.reason)
+        Rejected(method=one.name, params={}, label=snapshot.label_of(one), reason="quarantined", detail=one.reason)
         for one in snapshot.quarantined
     ]
     large = [too_large(option) for option in options if option.sizing.short_by]

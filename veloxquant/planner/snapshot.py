@@ -22,12 +22,24 @@ class Records(Protocol):
         """Records of this variant label that clear the threshold, best first, each with its match score 0..1."""
         ...
 
+    def at_any_length(
+        self, label: str, model: ModelProfile, hardware: HardwareProfile
+    ) -> Sequence[tuple[float, BenchmarkRecord]]:
+        """As `matches`, of this very model, whatever the context and the number of sequences."""
+        ...
+
 
 class NoRecords:
     """Nothing was measured."""
 
     def matches(
         self, label: str, model: ModelProfile, workload: WorkloadProfile, hardware: HardwareProfile
+    ) -> Sequence[tuple[float, BenchmarkRecord]]:
+        """Nothing."""
+        return ()
+
+    def at_any_length(
+        self, label: str, model: ModelProfile, hardware: HardwareProfile
     ) -> Sequence[tuple[float, BenchmarkRecord]]:
         """Nothing."""
         return ()
@@ -43,10 +55,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class QuarantinedMethod:
-    """A method that is known by name but fenced off, and why."""
+    """A method that is known by name but fenced off, why, and the distribution it came from where that is known."""
 
     name: str
     reason: str
+    distribution: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,3 +73,10 @@ class Snapshot:
     reserve_bytes: int = 512 * 2**20
     generation: int = 0
     source: str = "local"
+
+    def label_of(self, fenced: QuarantinedMethod) -> str:
+        """The fenced method's name, with its distribution where another method goes by that name, too."""
+        others = [offer.method.name for offer in self.offers]
+        others += [one.name for one in self.quarantined if one is not fenced]
+        alone = fenced.name not in others or not fenced.distribution
+        return fenced.name if alone else f"{fenced.name} ({fenced.distribution})"
