@@ -25,18 +25,8 @@ RECORDED = {
 CONFIGS: dict[str, dict[str, Any]] = {
     name: config for name, config in {**PUBLISHED, **RECORDED}.items() if config.get("model_type") in static.families()
 }
-PARTIAL = {
-    "tencent/Hunyuan-7B-Instruct": {"rms_norm_eps": 1e-5},
-    "baidu/ERNIE-4.5-0.3B-PT": {
-        "intermediate_size": 512,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 1000,
-        "rope_theta": 1e4,
-        "use_bias": False,
-        "tie_word_embeddings": True,
-    },
-}
-"""Stand-ins the engine needs and the cache does not depend on."""
+STAND_INS: dict[str, dict[str, Any]] = json.loads((_DATA / "model_stand_ins.json").read_text())
+"""For partial configs: what the engine needs and the cache does not depend on."""
 
 UNSURE = {
     "gpt_oss-0": "4 entries for 2 layers",  # the engine follows layer_types and ignores the count
@@ -55,7 +45,7 @@ def test_the_table_says_what_the_engine_says(name: str) -> None:
     """Layer for layer the same classes, heads, widths, windows and state bytes, at the engine's number formats."""
     config = {**CONFIGS[name], "torch_dtype": "bfloat16"}
     found = static.read(resolve(config=config))
-    traced = tracing.trace({**config, **PARTIAL.get(name, {})}, "bfloat16")
+    traced = tracing.trace({**config, **STAND_INS.get(name, {})}, "bfloat16")
     assert found.layers == traced.layers
     assert (found.num_layers, found.query_heads, found.head_width, found.hidden_size, found.fused_attention) == (
         traced.num_layers,

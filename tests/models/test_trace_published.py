@@ -15,8 +15,10 @@ from veloxquant.profiles.slots import bytes_per_token, part_bytes
 if TYPE_CHECKING:
     from veloxquant.profiles import CacheLayer, CachePart, ModelProfile
 
-_DATA = Path(__file__).parent.parent / "data" / "model_configs.json"
-MODELS: dict[str, dict[str, Any]] = {entry["model"]: entry for entry in json.loads(_DATA.read_text())["models"]}
+_DATA = Path(__file__).parent.parent / "data"
+MODELS: dict[str, dict[str, Any]] = {
+    entry["model"]: entry for entry in json.loads((_DATA / "model_configs.json").read_text())["models"]
+}
 
 REFUSED = {
     "MiniMaxAI/MiniMax-M3": ("not_supported", "minimax_m3", "mlx-lm 0.32 has no such model"),
@@ -29,59 +31,11 @@ REFUSED = {
 }
 """What mlx-lm does not take as it stands: kind of refusal, what the message must name, and why."""
 
-STAND_INS: dict[str, dict[str, Any]] = {
-    "google/gemma-2-9b-it": {"model_type": "gemma2", "rms_norm_eps": 1e-6, "vocab_size": 1000},
-    "Qwen/Qwen2.5-1.5B-Instruct": {"model_type": "qwen2"},
-    "tencent/Hunyuan-7B-Instruct": {"rms_norm_eps": 1e-5},
-    "ibm-granite/granite-4.0-h-1b": {
-        "attention_bias": False,
-        "embedding_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "residual_multiplier": 1.0,
-        "rms_norm_eps": 1e-5,
-    },
-    "baidu/ERNIE-4.5-0.3B-PT": {
-        "intermediate_size": 512,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 1000,
-        "rope_theta": 1e4,
-        "use_bias": False,
-        "tie_word_embeddings": True,
-    },
-    "baidu/ERNIE-4.5-21B-A3B-PT": {
-        "intermediate_size": 512,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 1000,
-        "rope_theta": 1e4,
-        "use_bias": False,
-        "tie_word_embeddings": True,
-        "moe_num_experts": 4,
-    },
-    "zai-org/GLM-4.5-Air": {
-        "vocab_size": 1000,
-        "intermediate_size": 512,
-        "moe_intermediate_size": 256,
-        "norm_topk_prob": True,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_shared_experts": 1,
-        "n_routed_experts": 8,
-        "routed_scaling_factor": 1.0,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "rope_scaling": None,
-        "use_qk_norm": False,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "partial_rotary_factor": 0.5,
-    },
-    # 48 heads of the engine's default width 64; the published fields leave the inner width at the 0.5B model's.
-    "tiiuae/Falcon-H1-1.5B-Instruct": {"mamba_d_ssm": 48 * 64},
-}
-"""Partial configs: mlx-lm names the fields it misses, and these stand-ins for them do not touch K and V."""
+STAND_INS: dict[str, dict[str, Any]] = json.loads((_DATA / "model_stand_ins.json").read_text())
+"""For partial configs: mlx-lm names the fields it misses, and these stand-ins for them do not touch K and V.
+
+Falcon-H1's inner width is 48 heads of the engine's default width 64; the published fields leave it at the 0.5B model's.
+"""
 
 INDEX_KEYS = {"zai-org/GLM-5.1": 78, "zai-org/GLM-5": 78}
 """The derived figure counts the latent only. mlx-lm also keeps, in each of 78 layers, index keys of width 128 and a
