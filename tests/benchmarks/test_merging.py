@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord, benchmark_fingerprint
 from veloxquant.benchmarks.eviction import measured, recorded_at
-from veloxquant.benchmarks.merging import place, version_id
+from veloxquant.benchmarks.merging import Holdings, place, version_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def merged(*sources: list[BenchmarkRecord]) -> dict[str, BenchmarkRecord]:
     """What a store holds that took these in, one after the other."""
     held: dict[str, BenchmarkRecord] = {}
     for one in itertools.chain(*sources):
-        placing = place(one, held.get)
+        placing = place(one, held.get, Holdings(held).holds)
         held |= {put.id: put for put in placing.puts}
         for gone in placing.deletes:
             del held[gone]
@@ -86,6 +86,11 @@ def test_order_of_merging_does_not_matter(runs: list[tuple[str, int]]) -> None:
     assert {one.mlx_version for one in forward.values()} == {version for version, _ in runs}
 
 
+def _outcome(incoming: BenchmarkRecord, ours: BenchmarkRecord) -> str:
+    held = {ours.id: ours}
+    return place(incoming, held.get, Holdings(held).holds).outcome
+
+
 def _kind(one: BenchmarkRecord) -> tuple[object, ...]:
     return (*measured(one), one.mlx_version)
 
@@ -93,8 +98,8 @@ def _kind(one: BenchmarkRecord) -> tuple[object, ...]:
 def test_a_newer_record_takes_the_place() -> None:
     """Same measurement and version: the later created_at stays, in whatever time zone it is written."""
     older, newer = record(created_at="2026-01-01T12:00:00+00:00"), record(created_at="2026-01-01T09:00:00-05:00")
-    assert place(newer, {older.id: older}.get).outcome == "replaced"
-    assert place(older, {newer.id: newer}.get).outcome == "older"
+    assert _outcome(newer, older) == "replaced"
+    assert _outcome(older, newer) == "older"
 
 
 def test_another_version_is_kept_beside() -> None:
@@ -130,7 +135,7 @@ def test_unknown_keys_and_pins_survive() -> None:
     ours = record(tags=["pinned"])
     (held,) = merged([ours], [theirs]).values()
     assert held.to_dict() == theirs.to_dict() | {"tags": ["pinned"]}
-    assert place(replace(ours, tags=[]), {ours.id: ours}.get).outcome == "same"
+    assert _outcome(replace(ours, tags=[]), ours) == "same"
 
 
 def test_a_merge_is_on_the_disk_and_told(directory: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from veloxquant.benchmarks.eviction import EvictionOrder, Limits, Victim
 from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.index_writer import COST_MULTIPLE, IndexWriter
 from veloxquant.benchmarks.lock import StoreLock
-from veloxquant.benchmarks.merging import place
+from veloxquant.benchmarks.merging import Holdings, place
 from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching
 from veloxquant.benchmarks.validation import check_types
 from veloxquant.errors import StoreUnavailable
@@ -154,23 +154,27 @@ class Directory:
     def take_in(self, records: Iterable[BenchmarkRecord], *, dry_run: bool, on_placed: OnPlaced) -> Counter[Outcome]:
         """Place records from elsewhere among ours, a batch at a time so that other writers get their turn."""
         counts: Counter[Outcome] = Counter()
+        holdings = Holdings(self.folder.records)
         ahead: dict[str, BenchmarkRecord | None] = {}
         """What a dry run would have written or deleted."""
         waiting = iter(records)
         while batch := list(itertools.islice(waiting, _BATCH)):
             with self.lock.threads() if dry_run else self.lock.held():
                 for record in batch:
-                    outcome = self._take_in(record, ahead if dry_run else None)
+                    outcome = self._take_in(record, holdings, ahead if dry_run else None)
                     counts[outcome] += 1
                     on_placed(record, outcome)
                 if not dry_run and self.folder.path.exists():
                     self.folder.flush()
         return counts
 
-    def _take_in(self, record: BenchmarkRecord, ahead: dict[str, BenchmarkRecord | None] | None) -> Outcome:
+    def _take_in(
+        self, record: BenchmarkRecord, holdings: Holdings, ahead: dict[str, BenchmarkRecord | None] | None
+    ) -> Outcome:
         check_types(record)
         known = ahead or {}
-        placing = place(record, lambda key: known[key] if key in known else self.folder.find(key))
+        placing = place(record, lambda key: known[key] if key in known else self.folder.find(key), holdings.holds)
+        holdings.note(placing.puts)
         self.settle()
         self._carry_out(placing, ahead)
         return placing.outcome

@@ -17,9 +17,12 @@ from veloxquant.benchmarks.fingerprint import benchmark_fingerprint
 from veloxquant.benchmarks.records import BenchmarkRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from veloxquant.benchmarks.eviction import Measured
 
     Find = Callable[[str], BenchmarkRecord | None]
+    Holds = Callable[[BenchmarkRecord], bool]
 
 Outcome = Literal["added", "replaced", "kept beside", "older", "same"]
 """What became of a record: new here; newer than ours; under an id of its own; older than ours; already here."""
@@ -47,19 +50,41 @@ def renamed(record: BenchmarkRecord, record_id: str) -> BenchmarkRecord:
     return BenchmarkRecord.from_dict(record.to_dict() | {"id": record_id})
 
 
-def place(incoming: BenchmarkRecord, find: Find) -> Placing:
-    """Where a record goes among those that `find` knows by id."""
+class Holdings:
+    """Whether a measurement is held under any id. Made at the first question: most merges ask none."""
+
+    def __init__(self, records: Mapping[str, BenchmarkRecord]) -> None:
+        self._records = records
+        self._groups: dict[Measured, list[BenchmarkRecord]] | None = None
+
+    def holds(self, record: BenchmarkRecord) -> bool:
+        """Whether this very record, or a later one of its measurement and version, is or was here."""
+        if self._groups is None:
+            self._groups = {}
+            self.note(self._records.values())
+        return any(
+            one.mlx_version == record.mlx_version
+            and (recorded_at(one) > recorded_at(record) or _content(one) == _content(record))
+            for one in self._groups.get(measured(record), ())
+        )
+
+    def note(self, puts: Iterable[BenchmarkRecord]) -> None:
+        """These have come."""
+        for record in puts if self._groups is not None else ():
+            self._groups.setdefault(measured(record), []).append(record)  # type: ignore[union-attr]
+
+
+def place(incoming: BenchmarkRecord, find: Find, holds: Holds) -> Placing:
+    """Where a record goes among those that `find` knows by id; `holds` is asked when its id is another's."""
     front_id = _front_id(incoming)
-    front = find(front_id)
-    if front is not None and measured(front) != measured(incoming):
-        return _elsewhere(incoming, front_id, find)
     side_id = version_id(front_id, incoming.mlx_version)
-    side = find(side_id)
-    if side is not None and not _rivals(side, incoming):
-        return _elsewhere(incoming, front_id, find)
-    ours = [record for record in (front, side) if record is not None and _rivals(record, incoming)]
-    if any(_content(record) == _content(incoming) for record in ours):
+    front, side, there = find(front_id), find(side_id), find(incoming.id)
+    if any(one is not None and _content(one) == _content(incoming) for one in (front, side, there)):
         return Placing("same")
+    is_taken = front is not None and measured(front) != measured(incoming)
+    if is_taken or (side is not None and not _rivals(side, incoming)):
+        return _elsewhere(incoming, front_id, find, holds)
+    ours = [record for record in (front, side) if record is not None and _rivals(record, incoming)]
     twin = next((record for record in ours if recorded_at(record) == recorded_at(incoming)), None)
     if twin is not None:
         return _beside_twin(incoming, twin, find)
@@ -111,14 +136,16 @@ def _beside_twin(incoming: BenchmarkRecord, twin: BenchmarkRecord, find: Find) -
     return Placing("kept beside", (*moved.puts, renamed(incoming, twin.id)))
 
 
-def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find) -> Placing:
+def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find, holds: Holds) -> Placing:
     """Another measurement has the id: ours goes under its fingerprint, or, where that is taken, under its content."""
+    if holds(incoming):
+        return Placing("same")
     chip = measured(incoming)[-1]
     parts = (incoming.method, incoming.model_id, incoming.context_length, incoming.batch_size)
     own = benchmark_fingerprint(*parts, chip)
     if own == taken:
         return _under_digest(incoming, taken, find)
-    placing = place(renamed(incoming, own), find)
+    placing = place(renamed(incoming, own), find, holds)
     return placing._replace(outcome="kept beside") if placing.outcome == "added" else placing
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.benchmarks.fingerprint import UNKNOWN, known
@@ -22,11 +23,12 @@ from veloxquant.benchmarks.model_name import (
     stated_parameters,
 )
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
+from veloxquant.profiles import WorkloadProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile, WorkloadProfile
+    from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile
 
 OTHER_MODEL_FACTOR = 0.75
 """What a record loses for being of another model that has the same architecture, size and weight bits."""
@@ -92,17 +94,18 @@ class RecordGroups:
 
         Other models' records are looked at only when the model has none of its own that reaches it.
         """
-        own = self.groups.get((label, model_key(model.model_id)), ())
-        found = [(entry.record.match_score(query), entry.record) for entry in _near(own, query, threshold)]
-        kept = [scored for scored in found if scored[0] >= threshold and not _is_namesake(scored[1], model)]
+        kept = self.of_model(label, model, query, threshold)
         if not kept:
             others = self._stand_ins(label, model, query.context_length, threshold)
             found = [(OTHER_MODEL_FACTOR * record.match_score(query), record) for record in others]
-            kept = [scored for scored in found if scored[0] >= threshold]
-        kept.sort(key=lambda scored: scored[1].id)
-        kept.sort(key=lambda scored: scored[1].created_at, reverse=True)
-        kept.sort(key=lambda scored: scored[0], reverse=True)
+            kept = _ordered(found, threshold)
         return kept
+
+    def of_model(self, label: str, model: ModelProfile, query: BenchmarkMatchQuery, threshold: float) -> list[Scored]:
+        """As `matches`, of the model's own records alone."""
+        own = self.groups.get((label, model_key(model.model_id)), ())
+        found = [(entry.record.match_score(query), entry.record) for entry in _near(own, query, threshold)]
+        return [scored for scored in _ordered(found, threshold) if not _is_namesake(scored[1], model)]
 
     def _stand_ins(
         self, label: str, model: ModelProfile, context_length: int, threshold: float
@@ -146,6 +149,15 @@ class RecordSet:
         """Records of this variant label that clear the threshold, best first, each with its match score 0..1."""
         return tuple(self._groups.matches(label, model, query(label, model, workload, hardware), self.threshold))
 
+    def at_any_length(self, label: str, model: ModelProfile, hardware: HardwareProfile) -> Sequence[Scored]:
+        """Records of this very model at any context and number of sequences, best first; the machine alone is scored.
+
+        For what neither of them changes: how many bytes a token takes.
+        """
+        asked = query(label, model, WorkloadProfile(), hardware)
+        anywhere = replace(asked, context_length=UNSTATED, batch_size=UNSTATED)
+        return tuple(self._groups.of_model(label, model, anywhere, self.threshold))
+
 
 def query(method: str, model: ModelProfile, workload: WorkloadProfile, hardware: Any | None) -> BenchmarkMatchQuery:
     """What a record for this plan should be like. Without hardware, chip and version are not compared."""
@@ -164,6 +176,15 @@ def query(method: str, model: ModelProfile, workload: WorkloadProfile, hardware:
 def _stated(hardware: Any, name: str) -> str:
     value = getattr(hardware, name, None)
     return value if isinstance(value, str) and value else UNKNOWN
+
+
+def _ordered(found: list[Scored], threshold: float) -> list[Scored]:
+    """Those that reach the threshold, best first; of equals the newest, then by id."""
+    kept = [scored for scored in found if scored[0] >= threshold]
+    kept.sort(key=lambda scored: scored[1].id)
+    kept.sort(key=lambda scored: scored[1].created_at, reverse=True)
+    kept.sort(key=lambda scored: scored[0], reverse=True)
+    return kept
 
 
 def _places(record: BenchmarkRecord) -> list[tuple[tuple[str, ...], float]]:
