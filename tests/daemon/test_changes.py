@@ -92,9 +92,9 @@ def test_records_are_listed_with_filters_and_pages(start: Callable[..., Daemon],
     }
 
 
-def test_a_subscriber_gets_the_full_state_first(start: Callable[..., Daemon]) -> None:
+def test_a_subscriber_gets_the_full_state_first(configured: Callable[[str], Daemon]) -> None:
     """After the answer to its call; then silence until something changes, and after unsubscribing for good."""
-    daemon = start().ready()
+    daemon = configured("")
     wire = daemon.connect()
     assert wire.call("subscribe") == {"topics": ["generation", "hardware", "methods", "records", "warnings"]}
     first = notice(wire)
@@ -105,8 +105,26 @@ def test_a_subscriber_gets_the_full_state_first(start: Callable[..., Daemon]) ->
         "topics": ["generation", "methods", "records"]
     }
     assert wire.call("unsubscribe") == {"topics": []}
-    daemon.call("reload")
-    assert wire.call("ping")["generation"] == 1  # no notice came in between
+    configured("[planner]\nreserve_bytes = 1000\n")
+    assert daemon.call("reload")["changed"]
+    assert wire.call("ping")["generation"] >= 1  # no notice came in between
+
+
+def test_a_reload_that_finds_nothing_new_changes_nothing(start: Callable[..., Daemon]) -> None:
+    """The generation stays, and so does what was answered; memory that moves on a busy machine would be a change."""
+    daemon = start().ready()
+
+    def unchanged() -> bool:
+        before = daemon.call("plan", TINY)["generation"], daemon.call("status")["cache"]
+        done = daemon.call("reload")
+        after = daemon.call("plan", TINY)["generation"], daemon.call("status")["cache"]
+        if before[0] != after[0]:
+            assert done["changed"]
+            return False
+        assert (done["changed"], done["generation"], after[1]["entries"]) == (False, before[0], before[1]["entries"])
+        return bool(after[1]["hits"] == before[1]["hits"] + 1)
+
+    wait_for(unchanged, "a reload on a machine at rest")
 
 
 def test_reload_uses_the_new_configuration(configured: Callable[[str], Daemon]) -> None:
@@ -173,9 +191,9 @@ def test_another_records_directory_is_watched_after_a_reload(
     wait_for(lambda: daemon.call("status")["records"]["used"] == 2, "the second record")
 
 
-def test_no_plan_fails_while_reloading(start: Callable[..., Daemon]) -> None:
-    """Thirty reloads under the questions of two clients; every answer is whole and of one generation."""
-    daemon = start().ready()
+def test_no_plan_fails_while_reloading(configured: Callable[[str], Daemon]) -> None:
+    """Thirty changes under the questions of two clients; every answer is whole and of one generation."""
+    daemon = configured("")
     daemon.call("plan", TINY)
     done = threading.Event()
     seen: list[list[int]] = [[], []]
@@ -189,8 +207,9 @@ def test_no_plan_fails_while_reloading(start: Callable[..., Daemon]) -> None:
     threads = [threading.Thread(target=ask, args=(one,)) for one in seen]
     for thread in threads:
         thread.start()
-    for _ in range(30):
-        daemon.call("reload")
+    for number in range(30):
+        configured(f"[planner]\nreserve_bytes = {number}\n")
+        assert daemon.call("reload")["changed"]
     done.set()
     for thread in threads:
         thread.join()

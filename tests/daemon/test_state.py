@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -9,21 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veloxquant.config import Config
+from veloxquant.config import Config, load
 from veloxquant.daemon.state import State, moved
 from veloxquant.local import World
-from veloxquant.planner.snapshot import NoRecords, Snapshot
+from veloxquant.methods.registry import Loaded
+from veloxquant.planner.snapshot import NoRecords, QuarantinedMethod, Snapshot
 from veloxquant.profiles import HardwareProfile
 
 GIB = 2**30
 MACHINE = HardwareProfile(
     chip="Apple M2", total_memory_bytes=16 * GIB, active_bytes=4 * GIB, available_bytes=12 * GIB, mlx_version="0.32.4"
 )
+RECORDS = NoRecords()
+LOADED = Loaded((), (), (), "a")
 
 
 def world(**snapshot: Any) -> World:
-    """A world without methods."""
-    return World(config=Config(), snapshot=Snapshot(hardware=MACHINE, offers=(), **snapshot), loaded=None)  # type: ignore[arg-type]
+    """A world without methods, always with the same records."""
+    shot = Snapshot(hardware=MACHINE, offers=(), records=RECORDS, **snapshot)
+    return World(config=Config(), snapshot=shot, loaded=LOADED)
 
 
 @pytest.fixture
@@ -56,11 +61,40 @@ def test_the_same_records_change_nothing(state: State, heard: list[frozenset[str
     assert (state.generation, heard) == (7, [])
 
 
-def test_a_reload_goes_on_counting(state: State, heard: list[frozenset[str]]) -> None:
-    """Whatever generation the new world was built with."""
-    state.use_world(world(generation=0))
+@pytest.mark.parametrize(
+    ("found", "topics"),
+    [
+        ({"config": load(flags={"planner.reserve_bytes": 7})}, set()),
+        ({"snapshot": Snapshot(MACHINE, (), records=NoRecords())}, {"records"}),
+        ({"loaded": dataclasses.replace(LOADED, fingerprint="b")}, {"methods"}),
+        ({"loaded": dataclasses.replace(LOADED, warnings=("foo: its files changed",))}, {"methods"}),
+        (
+            {"snapshot": Snapshot(MACHINE, (), RECORDS, quarantined=(QuarantinedMethod("foo", "it hangs"),))},
+            {"methods"},
+        ),
+        (
+            {"snapshot": Snapshot(msgspec.structs.replace(MACHINE, mlx_version="0.33.0"), (), RECORDS)},
+            {"hardware"},
+        ),
+    ],
+    ids=["config", "records", "other methods", "a warning", "a fenced one", "hardware"],
+)
+def test_a_reload_that_found_something_goes_on_counting(
+    state: State, heard: list[frozenset[str]], found: dict[str, Any], topics: set[str]
+) -> None:
+    """Whatever generation the new world was built with; listeners hear what differs."""
+    after = dataclasses.replace(world(generation=0), **found)
+    assert state.use_world(after)
     assert state.generation == 8
-    assert heard == [{"generation", "records", "methods", "hardware"}]
+    assert heard == [{"generation", *topics}]
+
+
+def test_a_reload_that_found_nothing_leaves_the_world(state: State, heard: list[frozenset[str]]) -> None:
+    """What was answered stays remembered; memory that moved by less than a hundredth is nothing."""
+    before = state.world
+    calm = msgspec.structs.replace(MACHINE, active_bytes=4 * GIB + 1)
+    assert not state.use_world(dataclasses.replace(world(), snapshot=Snapshot(calm, (), RECORDS)))
+    assert (state.world is before, state.generation, heard) == (True, 7, [])
 
 
 def test_warnings_are_told_once(state: State, heard: list[frozenset[str]]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from veloxquant.client import Client
 from veloxquant.errors import NotAnswering, NotRunning
+from veloxquant.paths import config_file
 
 MACHINE = {"working_set_bytes": 2**33, "total_memory_bytes": 2**34}
 
@@ -68,11 +69,20 @@ def test_without_a_daemon_the_answer_is_the_same(running: Any, home: Any, tiny_m
 
 def test_notices_tell_of_a_reload(running: Any) -> None:
     """A subscriber gets the full state first, then what changed."""
+    file = config_file(running.environment)
+    file.parent.mkdir(parents=True, exist_ok=True)
     with Client(running.socket, timeout_s=30, fallback=False) as client:
         notices = client.subscribe(["generation"])
         first = next(notices)
         assert first.full
-        done = client.reload()
-        changed = next(notices)
-        assert changed.generation >= done.generation > first.generation
-        notices.close()  # type: ignore[attr-defined]
+        file.write_text("[planner]\nmatch_threshold = 0.61\n")
+        file.chmod(0o600)
+        try:
+            done = client.reload()
+            changed = next(notices)
+            assert changed.generation >= first.generation + 1
+            assert (done.changed, done.generation >= changed.generation) == (True, True)
+            notices.close()  # type: ignore[attr-defined]
+        finally:
+            file.unlink()
+            client.reload()

@@ -102,17 +102,16 @@ class Application:
     async def reload(self) -> Reloaded:
         """Read configuration, plugins, machine and records again. Raises what was wrong, with all kept as it was."""
         async with self._reloading:
-            before = self.state.generation
             try:
                 world, feed = await in_daemon_thread(self._build)
             except VeloxError as error:
                 self.state.warn("reload", f"the last reload failed, the earlier settings hold: {error.message}")
                 log.event("reload.failed", logging.ERROR, error=error.name, text=error.message, hint=error.hint)
                 raise
-            await self._move_in(world, feed)
+            changed = await self._move_in(world, feed)
         return Reloaded(
             generation=self.state.generation,
-            changed=self.state.generation != before,
+            changed=changed,
             warnings=tuple(self.state.warnings.values()),
         )
 
@@ -190,11 +189,12 @@ class Application:
         feed.read()
         return local.open_world(config, source="daemon", records=feed.records), feed
 
-    async def _move_in(self, world: World, feed: RecordFeed) -> None:
+    async def _move_in(self, world: World, feed: RecordFeed) -> bool:
+        """Answer from there on; whether anything is other than before."""
         old = self.feed
         self.feed = feed
         snapshot = dataclasses.replace(world.snapshot, records=feed.records)
-        self.state.use_world(dataclasses.replace(world, snapshot=snapshot))
+        changed = self.state.use_world(dataclasses.replace(world, snapshot=snapshot))
         log.level(world.config.daemon.log_level)
         self.state.warn("reload", None)
         self.state.warn("restart", _needs_restart(self._first_config, world.config))
@@ -203,6 +203,7 @@ class Application:
             old.rest()
             await in_daemon_thread(old.close)
             self.start()
+        return changed
 
     def _methods(self) -> MethodsState:
         world = self.state.world

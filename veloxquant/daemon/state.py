@@ -63,9 +63,16 @@ class State:
         self._swap(self.world, ("hardware",), hardware=hardware)
         return True
 
-    def use_world(self, world: World) -> None:
-        """Replace everything: a reload."""
-        self._swap(world, ("records", "methods", "hardware"))
+    def use_world(self, world: World) -> bool:
+        """Answer from what a reload found, where it differs from what there was; whether it does.
+
+        Else the world stays as it is, with its generation, so that what was answered stays remembered.
+        """
+        topics = _differing(self.world, world)
+        if not topics and world.config == self.world.config:
+            return False
+        self._swap(world, topics)
+        return True
 
     def _swap(self, world: World, topics: tuple[str, ...], **changes: Any) -> None:
         snapshot = dataclasses.replace(world.snapshot, generation=self.generation + 1, **changes)
@@ -76,6 +83,21 @@ class State:
     def _tell(self, *topics: str) -> None:
         for listener in self._listeners:
             listener(frozenset(topics))
+
+
+def _differing(before: World, after: World) -> tuple[str, ...]:
+    """The topics on which two worlds differ."""
+    found = {
+        "records": before.snapshot.records is not after.snapshot.records,
+        "methods": _methods(before) != _methods(after),
+        "hardware": moved(before.snapshot.hardware, after.snapshot.hardware),
+    }
+    return tuple(topic for topic, differs in found.items() if differs)
+
+
+def _methods(world: World) -> tuple[Any, ...]:
+    """A method that has failed in use is another one after a reload, which gives it a new chance."""
+    return world.loaded.fingerprint, world.snapshot.quarantined, world.loaded.warnings, world.loaded.tripped()
 
 
 def moved(before: HardwareProfile, after: HardwareProfile) -> bool:
