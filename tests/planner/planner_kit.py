@@ -127,6 +127,10 @@ class GivenRecords:
         """Those of the label."""
         return tuple(pair for pair in self.scored if pair[1].method == label)
 
+    def at_any_length(self, label: str, model: Any, hardware: Any) -> tuple[tuple[float, BenchmarkRecord], ...]:
+        """Those of the label."""
+        return self.matches(label, model, None, hardware)
+
 
 def kv(heads: int, width: int, *, value: int | None = None, itemsize: int = 2, latent: bool = False) -> CachePart:
     """One plain growing cache part."""

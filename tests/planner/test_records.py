@@ -6,9 +6,26 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planner_kit import GIB, Own, Packed, ask, candidate, codes, llama_8b, mac, offers, record, rejection
+from planner_kit import (
+    GIB,
+    Own,
+    Packed,
+    ask,
+    candidate,
+    codes,
+    kv,
+    llama_8b,
+    mac,
+    model,
+    offers,
+    phi3_mini,
+    record,
+    rejection,
+)
 
 from veloxquant.benchmarks.record_set import RecordSet
+from veloxquant.planner.explain import explain
+from veloxquant.planner.fit import fit
 from veloxquant.planner.plan import plan
 from veloxquant.planner.request import PlanRequest
 from veloxquant.planner.snapshot import Snapshot
@@ -16,7 +33,8 @@ from veloxquant.planner.speed import fit_line
 from veloxquant.profiles import WorkloadProfile
 
 if TYPE_CHECKING:
-    from veloxquant.planner.result import Candidate
+    from veloxquant.planner.result import Candidate, Plan
+    from veloxquant.profiles import HardwareProfile, ModelProfile
 
 MACHINE = mac(64)
 ONE = offers(Own(), Packed(bits=(8,), groups=(64,)))
@@ -233,3 +251,71 @@ def test_the_record_room_and_the_planner_agree() -> None:
     answer = plan(request, world)
     assert answer.chosen.speed.evidence.record_ids == (seen.id,)
     assert answer.chosen.speed.latency_ms_per_token == 60.0
+
+
+HEAVY = record("fp16", id="heavy", context_length=32768, memory_bytes=32768 * 237 * 1024)
+"""237 KiB a token where the trace of the small model below says 28."""
+
+
+def _small_model() -> ModelProfile:
+    return llama_8b(layers=model([kv(2, 128)] * 28).layers, weights_bytes=GIB, read_bytes_per_token=GIB)
+
+
+def _answer(machine: HardwareProfile, **workload: Any) -> Plan:
+    world = Snapshot(hardware=machine, offers=ONE, records=RecordSet([HEAVY]))
+    asked = WorkloadProfile(**{"generation_length": 0} | workload)
+    return plan(PlanRequest(model=_small_model(), workload=asked), world)
+
+
+def test_a_record_that_pushes_a_variant_out_is_named() -> None:
+    """In the sentence, in the evidence, and in the explanation."""
+    answer = _answer(mac(16, 8), context_length=32768)
+    out = rejection(answer, "fp16")
+    assert out.reason == "does_not_fit"
+    assert out.evidence is not None
+    assert (out.evidence.source, out.evidence.record_ids) == ("measured", ("heavy",))
+    assert "by record heavy" in out.detail
+    assert any("record heavy" in line for line in explain(answer, "fp16"))
+
+
+def test_a_measured_quality_that_keeps_a_variant_out_is_named() -> None:
+    """By the record's id, as a measured latency is."""
+    seen = [(1.0, record("affine8-g64", id="rough", tags=["kl_mean=0.4"], latency_ms_per_token=900.0))]
+    rough = rejection(ask(llama_8b(), MACHINE, on_offer=ONE, records=seen, max_kl=0.01), "affine8-g64")
+    slow = rejection(ask(llama_8b(), MACHINE, on_offer=ONE, records=seen, max_latency_ms=100), "affine8-g64")
+    for out, reason in ((rough, "quality_below_floor"), (slow, "too_slow")):
+        assert out.reason == reason
+        assert out.evidence is not None
+        assert out.evidence.record_ids == ("rough",)
+        assert "measured by record rough" in out.detail
+
+
+def test_a_variant_that_cannot_run_rests_on_no_figure() -> None:
+    """Nothing was compared, so that there is nothing to cite."""
+    answer = ask(phi3_mini(), MACHINE, on_offer=offers(Own(), Packed(groups=(64,))))
+    assert rejection(answer, "affine8-g64").evidence is None
+
+
+@pytest.mark.parametrize("asked", [512, 4096, 8192, 32768, 524288])
+def test_a_record_tells_the_bytes_of_a_token_at_every_context(asked: int) -> None:
+    """237 KiB a token, and so one largest context, however many tokens are asked for; far from the run it is said."""
+    own = candidate(_answer(mac(512, 400), context_length=asked), "fp16")
+    assert own.memory.bytes_per_token == 237 * 1024
+    assert own.memory.evidence.record_ids == ("heavy",)
+    # 400 GiB - 1 of weights - 0.5 of reserve, of which one layer's buffer is held twice while it grows.
+    assert own.fit.max_context_tokens == candidate(_answer(mac(512, 400)), "fp16").fit.max_context_tokens
+    assert own.fit.max_context_tokens <= (398.5 * GIB) / (237 * 1024)
+    assert any("extrapolated" in note for note in own.memory.evidence.notes) == (asked != 32768)
+    assert (own.memory.evidence.confidence < 1) == (asked != 32768)
+
+
+def test_fit_and_plan_agree_on_a_measured_variant() -> None:
+    """The same record, the same largest context, whatever either was asked for."""
+    for slots in (1, 2, 4, 8):
+        answer = _answer(mac(512, 400), context_length=4096, num_concurrent_requests=slots)
+        request = PlanRequest(model=_small_model(), workload=WorkloadProfile(generation_length=0))
+        table = fit(request, Snapshot(hardware=mac(512, 400), offers=ONE, records=RecordSet([HEAVY])))
+        row = next(row for row in table.rows if row.label == "fp16")
+        cell = next(cell for cell in row.cells if cell.slots == slots)
+        assert cell.max_context_tokens == candidate(answer, "fp16").fit.max_context_tokens
+        assert row.bytes_per_token == 237 * 1024

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant.planner.evidence import evidence
-from veloxquant.planner.memory import bytes_per_token, slots_held
-from veloxquant.planner.result import Candidate, Evidence, Fit, Memory, MemoryTerm
+from veloxquant.planner.memory import slots_held, whole_bytes_per_token
+from veloxquant.planner.result import Candidate, Fit, Memory, MemoryTerm
 
 if TYPE_CHECKING:
     from veloxquant.planner.memory import Term
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 CACHE_CONFIG_SCHEMA = "veloxquant.cache_config/1"
 _SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
 """Kept layers that mlx-lm's own --kv-bits passes over; it raises on windows and breaks latents and donors."""
-_UNPROVEN = 0.7
 
 
 def candidate(option: Option) -> Candidate:
@@ -43,34 +41,13 @@ def _memory(option: Option) -> Memory:
         stored_bytes=size.stored,
         peak_bytes=size.peak,
         fixed_bytes=size.fixed,
-        bytes_per_token=bytes_per_token(option.shape, option.measured),
+        bytes_per_token=whole_bytes_per_token(option.shape, option.measured),
         fp16_bytes=baseline.stored,
         ratio=size.stored / baseline.stored if baseline.stored else 1.0,
         largest_buffer_bytes=size.largest_buffer,
-        evidence=_memory_evidence(option),
+        evidence=option.memory_evidence,
         terms=tuple(_term(option, term) for term in option.shape.terms),
     )
-
-
-def _memory_evidence(option: Option) -> Evidence:
-    model, notes = option.setting.model, []
-    if model.dtype == "float32":
-        notes.append(
-            "the model computes in float32: the engine's own cache, which is the baseline, has 32 bits a number"
-        )
-    if option.measured is not None:
-        traced = bytes_per_token(option.shape)
-        measured = bytes_per_token(option.shape, option.measured)
-        notes.append(f"measured: {measured:,.0f} bytes a token; the arithmetic says {traced:,.0f}")
-        return evidence("measured", option.measured_by, notes)
-    confidence = model.confidence
-    if not option.layout.proven:
-        notes.append("not proven by a trace: the method's own word for which layers it can pack")
-        confidence *= _UNPROVEN
-    if option.shape.score_heads and model.query_heads is None:
-        notes.append("the number of query heads is unknown: the score matrix is counted with the KV heads")
-    traced_layout = model.source == "traced" and option.layout.proven
-    return Evidence(source="traced" if traced_layout else "analytic", confidence=confidence, notes=tuple(notes))
 
 
 def _term(option: Option, term: Term) -> MemoryTerm:

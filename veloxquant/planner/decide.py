@@ -13,14 +13,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from veloxquant.planner.option import rejected
+from veloxquant.planner.evidence import cited
 from veloxquant.planner.quality import floor_for, soft_floor
+from veloxquant.planner.rejection import rejected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.planner.option import Option
-    from veloxquant.planner.result import Rejected
+    from veloxquant.planner.result import Evidence, Rejected
 
 _TIME_STEP = 1.1
 _STEADY = 1e-9
@@ -113,8 +114,8 @@ def misses_kl(option: Option) -> Rejected | None:
     ceiling, quality = option.setting.workload.max_kl, option.quality
     if ceiling is None or quality.kl_mean <= ceiling:
         return None
-    detail = f"{quality.kl_mean:.3g} nats a token ({quality.evidence.source}), max_kl is {ceiling:g}"
-    return rejected(option.offer, "quality_below_floor", detail)
+    detail = f"{quality.kl_mean:.3g} nats a token ({_source(quality.evidence)}), max_kl is {ceiling:g}"
+    return rejected(option.offer, "quality_below_floor", detail, grounds=quality.evidence)
 
 
 def misses_latency(option: Option) -> Rejected | None:
@@ -123,16 +124,20 @@ def misses_latency(option: Option) -> Rejected | None:
     if ceiling is None or found is None or found.least <= ceiling:
         return None
     detail = (
-        f"{found.ms:.3g} ms a token ({found.evidence.source}, {found.low:.3g} to {found.high:.3g}), "
+        f"{found.ms:.3g} ms a token ({_source(found.evidence)}, {found.low:.3g} to {found.high:.3g}), "
         f"max_latency_ms is {ceiling:g}"
     )
-    return rejected(option.offer, "too_slow", detail)
+    return rejected(option.offer, "too_slow", detail, grounds=found.evidence)
 
 
 def _soft_miss(option: Option) -> Rejected:
-    quality = option.quality
+    quality, floor = option.quality, floor_for(option.setting.workload)
     detail = (
-        f"{quality.kl_mean:.3g} nats a token ({quality.evidence.source}), above {floor_for(option.setting.workload):g} "
+        f"{quality.kl_mean:.3g} nats a token ({_source(quality.evidence)}), above {floor:g} "
         "at this context, and another variant that fits is below"
     )
-    return rejected(option.offer, "quality_below_floor", detail)
+    return rejected(option.offer, "quality_below_floor", detail, grounds=quality.evidence)
+
+
+def _source(grounds: Evidence) -> str:
+    return f"{grounds.source} by {cited(grounds)}" if grounds.record_ids else grounds.source

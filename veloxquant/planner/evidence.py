@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks.fingerprint import known
-from veloxquant.benchmarks.matching import chip_factor
+from veloxquant.benchmarks.matching import chip_factor, size_factor
 from veloxquant.benchmarks.model_name import model_key
 from veloxquant.benchmarks.validation import MAX_REDUCTION
-from veloxquant.planner.memory import Measured, footprint
+from veloxquant.planner.memory import Measured, bytes_per_token, footprint
 from veloxquant.planner.result import Evidence, Note
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
     from veloxquant.planner.memory import Shape
+    from veloxquant.planner.option import Option
     from veloxquant.planner.snapshot import Records
     from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
 
@@ -32,6 +33,8 @@ QUICKEST_MS, SLOWEST_MS = 1e-4, 1e8
 """A token in a ten-millionth of a second, or in a day, is a slip of units whatever the machine."""
 _APART = 1.25
 """Lengths nearer than this say nothing about growth: what one run differs from the next would be the slope."""
+
+_UNPROVEN = 0.7
 
 _REPEATS = re.compile(r"(?:repeats|runs|n)[=:](\d{1,6})")
 _KL = re.compile(r"kl(?:_mean)?[=:](\d{1,6}(?:\.\d{1,12})?(?:e-?\d{1,2})?)")
@@ -62,6 +65,8 @@ class Sightings:
     """Usable records of one variant, best first, and warnings about the unusable ones."""
 
     usable: tuple[Sighting, ...] = ()
+    sizing: tuple[Sighting, ...] = ()
+    """Of this very model at any length: what a token takes does not depend on how many are asked for."""
     warnings: tuple[Note, ...] = ()
 
 
@@ -73,18 +78,34 @@ def sightings(
     hardware: HardwareProfile,
 ) -> Sightings:
     """The records of one variant that this plan may use; one with impossible numbers is left out with a warning."""
-    found = records.matches(label, model, workload, hardware)
-    if not found:
+    near = records.matches(label, model, workload, hardware)
+    anywhere = records.at_any_length(label, model, hardware)
+    if not near and not anywhere:
         return _NONE
-    usable, warnings = [], []
-    for score, record in sorted(found, key=lambda scored: -scored[0]):
-        wrong = _impossible(record, model, hardware)
-        if wrong:
-            text = f"record {record.id} of {label} is left out: {wrong}"
-            warnings.append(Note(code="record_ignored", text=text, value=record.id))
-        else:
-            usable.append(_sighting(score, record, model, workload, hardware))
-    return Sightings(tuple(usable), tuple(warnings))
+    wrong = {
+        record.id: Note(
+            code="record_ignored", text=f"record {record.id} of {label} is left out: {why}", value=record.id
+        )
+        for _, record in sorted((*near, *anywhere), key=_best_first)
+        if (why := _impossible(record, model, hardware))
+    }
+    usable = [
+        _sighting(score, record, model, workload, hardware)
+        for score, record in sorted(near, key=_best_first)
+        if record.id not in wrong
+    ]
+    sizing = [
+        _sighting(
+            score * size_factor(record.context_length, workload.context_length), record, model, workload, hardware
+        )
+        for score, record in sorted(anywhere, key=_best_first)
+        if record.id not in wrong and (record.memory_bytes > 0 or record.memory_reduction is not None)
+    ]
+    return Sightings(tuple(usable), tuple(sizing), tuple(wrong.values()))
+
+
+def _best_first(scored: tuple[float, BenchmarkRecord]) -> float:
+    return -scored[0]
 
 
 _NONE = Sightings()
@@ -101,13 +122,40 @@ def evidence(kind: str, used: Sequence[Sighting], notes: Iterable[str] = ()) -> 
     )
 
 
+def cited(grounds: Evidence) -> str:
+    """The records behind a figure, in words."""
+    return f"{'record' if len(grounds.record_ids) == 1 else 'records'} {', '.join(grounds.record_ids)}"
+
+
+def memory_evidence(option: Option) -> Evidence:
+    """What an option's bytes rest on: the records that gave them, else the trace or the method's own word."""
+    model, notes = option.setting.model, []
+    if model.dtype == "float32":
+        notes.append(
+            "the model computes in float32: the engine's own cache, which is the baseline, has 32 bits a number"
+        )
+    if option.measured is not None:
+        traced = bytes_per_token(option.shape)
+        measured = bytes_per_token(option.shape, option.measured)
+        notes.append(f"measured: {measured:,.0f} bytes a token; the arithmetic says {traced:,.0f}")
+        return evidence("measured", option.measured_by, notes)
+    confidence = model.confidence
+    if not option.layout.proven:
+        notes.append("not proven by a trace: the method's own word for which layers it can pack")
+        confidence *= _UNPROVEN
+    if option.shape.score_heads and model.query_heads is None:
+        notes.append("the number of query heads is unknown: the score matrix is counted with the KV heads")
+    traced_layout = model.source == "traced" and option.layout.proven
+    return Evidence(source="traced" if traced_layout else "analytic", confidence=confidence, notes=tuple(notes))
+
+
 def kl_of(record: BenchmarkRecord) -> float | None:
     """Mean KL in nats a token when a tag states it ("kl_mean=0.012")."""
     return next((float(m[1]) for tag in sorted(record.tags) if (m := _KL.fullmatch(tag))), None)
 
 
 def measured_memory(
-    usable: Sequence[Sighting], shape: Shape, baseline: Shape
+    sizing: Sequence[Sighting], shape: Shape, baseline: Shape
 ) -> tuple[Measured, tuple[Sighting, ...]] | None:
     """Stored bytes of one sequence by the records of this very model, at the lengths they were measured at.
 
@@ -116,7 +164,7 @@ def measured_memory(
     """
     used: list[tuple[float, float, Sighting]] = []
     fixed = 0.0
-    sized = [(one, size) for one in usable if one.same_model and (size := _bytes_of(one.record, baseline))]
+    sized = [(one, size) for one in sizing if one.same_model and (size := _bytes_of(one.record, baseline))]
     # Longest first, best first of equals: of records too near to each other to give a slope the longest is kept.
     for one, size in sorted(sized, key=lambda pair: -pair[0].context):
         stored, fixed = _traced(one.record, shape)

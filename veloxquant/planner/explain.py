@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.errors import InvalidParams
+from veloxquant.planner.evidence import cited
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _bytes(plan: Plan, one: Candidate) -> list[str]:
     lines = [_line("bytes" if i == 0 else "", _term(term)) for i, term in enumerate(memory.terms)]
     total = f"{format_size(memory.stored_bytes)} stored for {_many(sequences, 'sequence')}"
     if memory.evidence.source == "measured":
-        total += f" by {_cited(memory.evidence)}; the record wins over the arithmetic"
+        total += f" by {cited(memory.evidence)}; the record wins over the arithmetic"
     lines.append(_line("", f"{total}, {memory.ratio:.3g} of the engine's own {format_size(memory.fp16_bytes)}"))
     growth = f"{memory.bytes_per_token:,.0f} bytes more with each token of a sequence"
     lines.append(_line("", f"{growth}, {format_size(memory.fixed_bytes)} that do not grow"))
@@ -145,14 +146,9 @@ def _quality(one: Candidate) -> list[str]:
 
 def _grounds(evidence: Evidence) -> list[str]:
     trust = "high" if evidence.confidence >= _HIGH else "medium" if evidence.confidence >= _MEDIUM else "low"
-    cited = f" by {_cited(evidence)}" if evidence.record_ids else ""
-    head = f"{evidence.source}{cited}, confidence {trust} ({evidence.confidence:.2f})"
+    by = f" by {cited(evidence)}" if evidence.record_ids else ""
+    head = f"{evidence.source}{by}, confidence {trust} ({evidence.confidence:.2f})"
     return [_line("", head), *(_line("", note) for note in evidence.notes)]
-
-
-def _cited(evidence: Evidence) -> str:
-    word = "record" if len(evidence.record_ids) == 1 else "records"
-    return f"{word} {', '.join(evidence.record_ids)}"
 
 
 def _many(count: int, what: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.planner.layout import engine_own
-from veloxquant.planner.memory import bytes_per_token
+from veloxquant.planner.memory import whole_bytes_per_token
 
 if TYPE_CHECKING:
     from veloxquant.planner.setting import Setting
@@ -51,7 +51,7 @@ def model_facts(setting: Setting) -> dict[str, Any]:
             "recurrent": layers.recurrent,
             "latent": layers.latent,
             "shared": layers.shared,
-            "bytes_per_token": bytes_per_token(setting.baseline),
+            "bytes_per_token": whole_bytes_per_token(setting.baseline),
             "state_bytes": sum(part.state_bytes for part in parts),
         },
         "notes": list(model.notes),

@@ -9,7 +9,7 @@ import msgspec
 
 from veloxquant.planner import facts
 from veloxquant.planner.largest import largest_context
-from veloxquant.planner.memory import bytes_per_token, with_sequences
+from veloxquant.planner.memory import whole_bytes_per_token, with_sequences
 from veloxquant.planner.option import Option, consider
 from veloxquant.planner.result import Budget, Note, Rejected
 from veloxquant.planner.setting import set_up
@@ -36,7 +36,7 @@ class FitRow(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     params: Mapping[str, Any]
     label: str
-    bytes_per_token: float
+    bytes_per_token: int
     kl_mean: float
     cells: tuple[FitCell, ...]
 
@@ -86,7 +86,7 @@ def _row(option: Option) -> FitRow:
         method=option.offer.method.name,
         params=dict(sorted(option.offer.variant.params.items())),
         label=option.label,
-        bytes_per_token=bytes_per_token(option.shape, option.measured),
+        bytes_per_token=whole_bytes_per_token(option.shape, option.measured),
         kl_mean=option.quality.kl_mean,
         cells=tuple(_cell(option, slots) for slots in SLOTS),
     )

@@ -8,6 +8,7 @@ a growth step, or the score matrix where attention materializes one, and what wi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 PROMPTS_AT_ONCE = 8
 """Requests that mlx-lm's server prefills together (its --prompt-concurrency)."""
+
+_EXACT_DIGITS = 6
+"""What a division leaves beyond them is not a part of a byte."""
 
 
 class Term(NamedTuple):
@@ -226,6 +230,11 @@ def bytes_per_token(shape: Shape, measured: Measured | None = None) -> float:
     """Growth with one more token of one sequence once windows are full, slack left out."""
     traced = float(sum(term.layers * term.slot_bytes for term in shape.terms if term.grows))
     return traced if measured is None else traced * measured.per_traced_byte
+
+
+def whole_bytes_per_token(shape: Shape, measured: Measured | None = None) -> int:
+    """The same as a plan shows it: whole bytes, rounded up."""
+    return math.ceil(round(bytes_per_token(shape, measured), _EXACT_DIGITS))
 
 
 def slots_held(term: Term, context: int, generation: int, step: int) -> int:

@@ -10,15 +10,14 @@ import msgspec
 
 from veloxquant.errors import MethodError
 from veloxquant.planner import speed as speeds
-from veloxquant.planner.evidence import measured_memory
+from veloxquant.planner.evidence import measured_memory, memory_evidence
 from veloxquant.planner.largest import largest_context
 from veloxquant.planner.layout import ENGINE_OWN, Refusal, lay_out
 from veloxquant.planner.memory import shape_of
 from veloxquant.planner.quality import broken_family, quality
-from veloxquant.planner.result import Rejected
+from veloxquant.planner.rejection import rejected
 from veloxquant.planner.sizing import choose_step
 from veloxquant.planner.throughput import served
-from veloxquant.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from veloxquant.planner.evidence import Sighting, Sightings
     from veloxquant.planner.layout import Layout
     from veloxquant.planner.memory import Measured, Shape
-    from veloxquant.planner.result import Quality, Reason, Speed
+    from veloxquant.planner.result import Evidence, Quality, Rejected, Speed
     from veloxquant.planner.setting import Setting
     from veloxquant.planner.sizing import Sizing
     from veloxquant.planner.snapshot import Offer
@@ -61,6 +60,11 @@ class Option:
     def roomy(self) -> bool:
         """A tenth of the working set stays free."""
         return self.sizing.footprint.peak <= self.setting.room.roomy_bytes
+
+    @cached_property
+    def memory_evidence(self) -> Evidence:
+        """What the bytes rest on: the records that gave them, else the trace or the method's own word."""
+        return memory_evidence(self)
 
     @cached_property
     def quality(self) -> Quality:
@@ -143,7 +147,7 @@ def _sized(setting: Setting, offer: Offer, layout: Layout) -> Option | Rejected:
     broken = broken_family(setting.model, offer, held, seen.usable)
     if broken is not None:
         return rejected(offer, "family_rule", broken)
-    found = measured_memory(seen.usable, held, setting.baseline)
+    found = measured_memory(seen.sizing, held, setting.baseline)
     measured, by = found if found is not None else (None, ())
     option = Option(setting, offer, layout, held, seen, measured, by, choose_step(setting, held, measured))
     _ask_the_method(option)
@@ -163,33 +167,3 @@ def requested(setting: Setting, offer: Offer) -> bool:
     """Whether the request leaves this variant in: by method name or by label."""
     names = setting.request.methods
     return names is None or offer.method.name in names or offer.variant.label in names
-
-
-def rejected(offer: Offer, reason: Reason, detail: str, short_by: int | None = None) -> Rejected:
-    """A variant that is not used."""
-    return Rejected(
-        method=offer.method.name,
-        params=dict(sorted(offer.variant.params.items())),
-        label=offer.variant.label,
-        reason=reason,
-        detail=detail,
-        short_by_bytes=short_by,
-    )
-
-
-def too_large(option: Option) -> Rejected:
-    """The rejection of a variant that does not fit."""
-    room, sizing = option.setting.room, option.sizing
-    size = sizing.footprint
-    if sizing.short_of == "buffer_too_large":
-        detail = (
-            f"one buffer takes {format_size(size.largest_buffer)}, the device allows "
-            f"{format_size(room.max_buffer_bytes or 0)}"
-        )
-        return rejected(option.offer, "buffer_too_large", detail, sizing.short_by)
-    detail = (
-        f"caches take {format_size(size.peak)} at their peak ({format_size(size.stored)} stored), "
-        f"{format_size(max(0, room.kv_bytes))} are left for them; the largest context that fits is "
-        f"{option.largest_context:,}"
-    )
-    return rejected(option.offer, "does_not_fit", detail, sizing.short_by)

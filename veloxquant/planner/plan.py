@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from veloxquant.planner import facts, suggest
 from veloxquant.planner.candidate import candidate
 from veloxquant.planner.decide import decide
-from veloxquant.planner.option import Option, consider, too_large
+from veloxquant.planner.option import Option, consider
+from veloxquant.planner.rejection import too_large
 from veloxquant.planner.result import Plan, Rejected
 from veloxquant.planner.setting import set_up
 from veloxquant.planner.warn import warnings, weights_do_not_fit

@@ -75,12 +75,12 @@ class MemoryTerm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """All sequences together. ratio = stored_bytes / fp16_bytes."""
+    """All sequences together. ratio = stored_bytes / fp16_bytes. bytes_per_token is rounded up."""
 
     stored_bytes: int
     peak_bytes: int
     fixed_bytes: int
-    bytes_per_token: float
+    bytes_per_token: int
     fp16_bytes: int
     ratio: float
     largest_buffer_bytes: int
@@ -136,7 +136,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant that was not used, why, and by how many bytes it missed."""
+    """A variant that was not used, why, by how many bytes it missed, and what the figure that it missed by rests on.
+
+    `evidence` is None where no figure decided.
+    """
 
     method: str
     params: Mapping[str, Any]
@@ -144,6 +147,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     detail: str
     short_by_bytes: int | None = None
+    evidence: Evidence | None = None
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
