@@ -18,8 +18,9 @@ from typing import NamedTuple
 from veloxquant.errors import PlanNotFound
 from veloxquant.wire.answers import CacheState
 
-ANSWER_BYTES = 8 * 2**20
-PLAN_BYTES = 4 * 2**20
+ANSWER_BYTES = 4 * 2**20
+PLAN_BYTES = 2 * 2**20
+"""Some 200 plans of Llama-3.1-8B, and some 100 to explain: more of them would take the daemon beyond 60 MiB."""
 
 Sight = tuple[tuple[str, int, int, int], ...]
 """What files looked like: (path, inode, size, mtime in ns); zeros for one that is not there."""
