@@ -14,7 +14,7 @@ from veloxquant.errors import EngineUnavailable, InvalidParams, MethodNotFound, 
 from veloxquant.methods.plugin import Quarantined
 from veloxquant.methods.registry import Loaded
 from veloxquant.planner.snapshot import NoRecords
-from veloxquant.profiles import HardwareProfile, ModelProfile
+from veloxquant.profiles import CacheLayer, CachePart, HardwareProfile, ModelProfile
 from veloxquant.wire.messages import PlanParams, convert_params
 
 if TYPE_CHECKING:
@@ -117,6 +117,30 @@ def test_names_that_do_not_exist_are_refused(world: local.World, name: str, hint
         local.request(asked(methods=[name]), PROFILE, world)
     assert hint in caught.value.hint
     assert caught.value.field == "methods"
+
+
+def test_a_mistake_in_a_method_of_ours_costs_that_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is made from the others and says what was wrong; so do the methods that failed in use."""
+    from veloxquant.methods import registry
+    from veloxquant.planner.plan import plan
+
+    part = CachePart(
+        kind="kv", engine_class="KVCache", heads=2, key_width=64, value_width=64, key_itemsize=2, value_itemsize=2
+    )
+    layers = tuple(CacheLayer(index=index, engine_class="KVCache", parts=(part,)) for index in range(2))
+    profile = ModelProfile(model_id="tiny", num_layers=2, layers=layers, weights_bytes=2**20)
+    world = local.open_world(Config(), hardware=MAC, records=NoRecords(), loaded=registry.load())
+
+    def broken(*_question: Any) -> float:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("veloxquant_plugins.affine.Affine.key_bits", broken)
+    made = plan(local.request(asked(), profile, world), world.snapshot)
+    assert made.chosen is not None
+    assert made.chosen.label == "fp16"
+    said = {one.detail for one in made.rejected if one.reason == "quarantined"}
+    assert "method affine: key_bits() failed: ZeroDivisionError: oh" in said
+    assert [(one.name, one.distribution) for one in world.loaded.tripped()] == [("affine", "veloxquant")]
 
 
 def test_a_trace_is_bounded_and_kept_where_the_configuration_says(

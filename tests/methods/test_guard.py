@@ -1,4 +1,4 @@
-"""A foreign method that fails while it is used: fenced, quarantined, and the caller goes on."""
+"""A method that fails while it is used: fenced, quarantined, and the caller goes on."""
 
 from __future__ import annotations
 
@@ -143,6 +143,24 @@ def test_a_slow_method_is_warned_of_and_the_third_time_quarantined(
     assert answers == [8.0] * 3
     assert len(caplog.records) == 1
     assert method.tripped == "method simple: key_bits() took more than 50 ms 3 times"
+
+
+def test_a_method_of_ours_is_checked_without_a_clock(simple: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked in the caller's own thread and may take its time, but a mistake costs it its place all the same."""
+    monkeypatch.setattr(guard, "TOO_SLOW_S", 0.0)
+    monkeypatch.setattr(guard, "SLOW_S", 0.0)
+    threads: list[str] = []
+    inner = type("Inner", (simple,), {"key_bits": lambda *_: threads.append(threading.current_thread().name) or 8.0})()
+    variants = inner.variants()
+    method = Guarded(inner, variants, trusted=True)
+    assert [method.key_bits(variants[0], sample_part(width, 2)) for width in (64, 80, 96, 112)] == [8.0] * 4
+    assert set(threads) == {threading.current_thread().name}
+    assert method.tripped is None
+    wrong = type("Inner", (simple,), {"key_bits": lambda *_: math.nan})()
+    method = Guarded(wrong, variants, trusted=True)
+    with pytest.raises(MethodRefused, match="nan"):
+        method.key_bits(variants[0], PART)
+    assert method.refuses(variants[0], PART) == ("quarantined", method.tripped)
 
 
 def test_a_failing_build_is_refused_without_quarantine(simple: Any) -> None:

@@ -181,7 +181,7 @@ def _candidates(plugin: Plugin, stamp: str, limit_s: float) -> list[_Candidate]:
 def _candidate(plugin: Plugin, method: Method, stamp: str) -> _Candidate:
     try:
         variants = check_variants(method)
-        fenced = method if plugin.first_party else Guarded(method, variants)
+        fenced = Guarded(method, variants, trusted=plugin.first_party)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
