@@ -181,20 +181,9 @@ def _efficiency(chip: ChipName, row: _Row | None) -> tuple[Mapping[str, float], 
 
 
 def _extrapolated(chip: ChipName, gpu_cores: int | None) -> ChipFacts | None:
-    """A generation without a row: between two known ones their geometric mean, beyond them the tier's mean growth."""
+    """A generation without a row: bandwidth by the tier's growth, the rest by the nearest rows."""
     points = _tier_points(chip.tier)
-    older, newer = [p for p in points if p[0] < chip.generation], [p for p in points if p[0] > chip.generation]
-    if older and newer:
-        (left, low), (right, high) = older[-1], newer[0]
-        bandwidth = low * (high / low) ** ((chip.generation - left) / (right - left))
-        how = f"between M{left} and M{right} of this tier"
-    else:
-        last, known = points[-1]
-        first, start = points[0]
-        growth = (known / start) ** (1 / (last - first))
-        steps = min(chip.generation - last, _MAX_STEPS)
-        bandwidth = known * growth**steps
-        how = f"M{last} of this tier grew {growth:.2f} times a generation, {steps} of them counted"
+    bandwidth, how = _extrapolated_bandwidth(points, chip.generation)
     # Without a core count, the fewest of the newest known generation of this tier.
     cores = gpu_cores or next(row.gpu_cores for parsed, row in _parsed_rows() if _is(parsed, points[-1][0], chip.tier))
     prefill, prefill_source = _prefill(chip, None, cores)
@@ -215,6 +204,20 @@ def _extrapolated(chip: ChipName, gpu_cores: int | None) -> ChipFacts | None:
             "decode_efficiency": f"{remark}; {efficiency_source}",
         },
     )
+
+
+def _extrapolated_bandwidth(points: list[tuple[int, float]], generation: int) -> tuple[float, str]:
+    """GB/s, and how they were found: even growth between two known generations, beyond them the tier's mean growth."""
+    older, newer = [p for p in points if p[0] < generation], [p for p in points if p[0] > generation]
+    if older and newer:
+        (left, low), (right, high) = older[-1], newer[0]
+        bandwidth = low * (high / low) ** ((generation - left) / (right - left))
+        return bandwidth, f"between M{left} and M{right} of this tier"
+    (first, start), (last, known) = points[0], points[-1]
+    growth = (known / start) ** (1 / (last - first))
+    steps = min(generation - last, _MAX_STEPS)
+    how = f"M{last} of this tier grew {growth:.2f} times a generation, {steps} of them counted"
+    return known * growth**steps, how
 
 
 def _tier_points(tier: str) -> list[tuple[int, float]]:

@@ -23,14 +23,15 @@ from veloxquant.errors import MethodRefused
 from veloxquant.methods.checks import check_figures, check_variants
 from veloxquant.methods.fence import methods_of, reason_of
 from veloxquant.methods.plugin import Plugin
+from veloxquant.methods.probe import Limits
 
 AT_ONCE = 4
 _TICK_S = 0.02
 _CHUNK = 64 * 1024
 _TOO_SLOW = {
-    "import": "importing it took longer than {import_s:g} s",
-    "hook": "its hook took longer than {hook_s:g} s",
-    "check": "its planning functions took longer than {check_s:g} s",
+    "import": "importing it took",
+    "hook": "its hook took",
+    "check": "its planning functions took",
 }
 _STAGES = tuple(_TOO_SLOW)
 _DURING = {"import": "while it was imported", "hook": "in its hook", "check": "in its planning functions"}
@@ -61,11 +62,11 @@ def main() -> None:
     """Examine the job's plugins, a few at a time."""
     job = json.load(sys.stdin)
     plugins = [Plugin(**plugin) for plugin in job["plugins"]]
-    verdicts = _examine_all(plugins, job["limits"])
+    verdicts = _examine_all(plugins, Limits(**job["limits"]))
     json.dump([verdicts[index] for index in range(len(plugins))], sys.stdout)
 
 
-def _examine_all(plugins: list[Plugin], limits: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _examine_all(plugins: list[Plugin], limits: Limits) -> dict[int, dict[str, Any]]:
     waiting, running = list(enumerate(plugins)), list[_Child]()
     verdicts: dict[int, dict[str, Any]] = {}
     try:
@@ -84,7 +85,7 @@ def _examine_all(plugins: list[Plugin], limits: dict[str, Any]) -> dict[int, dic
     return verdicts
 
 
-def _start(index: int, plugin: Plugin, limits: dict[str, Any]) -> _Child:
+def _start(index: int, plugin: Plugin, limits: Limits) -> _Child:
     messages, messages_in = os.pipe()
     output, output_in = os.pipe()
     pid = os.fork()
@@ -95,14 +96,14 @@ def _start(index: int, plugin: Plugin, limits: dict[str, Any]) -> _Child:
     for end in (messages, output):
         os.set_blocking(end, False)
     now = time.monotonic()
-    return _Child(index, pid, messages, output, now, now + limits["import_s"], open_ends={messages, output})
+    return _Child(index, pid, messages, output, now, now + limits.import_s, open_ends={messages, output})
 
 
-def _be_the_child(plugin: Plugin, messages: int, output: int, limits: dict[str, Any]) -> NoReturn:
+def _be_the_child(plugin: Plugin, messages: int, output: int, limits: Limits) -> NoReturn:
     """Load the plugin with its streams in our hands, report, and end without running its exit handlers."""
     try:
         os.setsid()  # a group of its own, so that what it starts ends with it
-        longest = limits["import_s"] + limits["hook_s"] + limits["check_s"]
+        longest = limits.import_s + limits.hook_s + limits.check_s
         signal.alarm(math.ceil(longest) + 5)  # in case the helper is killed and nobody ends us
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
@@ -167,7 +168,7 @@ def _say(messages: int, message: dict[str, Any]) -> None:
     os.write(messages, json.dumps(message).encode() + b"\n")
 
 
-def _listen(running: list[_Child], limits: dict[str, Any]) -> None:
+def _listen(running: list[_Child], limits: Limits) -> None:
     with selectors.DefaultSelector() as selector:
         for child in running:
             for end in child.open_ends:
@@ -182,7 +183,7 @@ def _listen(running: list[_Child], limits: dict[str, Any]) -> None:
             child.status = status if pid else None
 
 
-def _read(child: _Child, end: int, limits: dict[str, Any]) -> None:
+def _read(child: _Child, end: int, limits: Limits) -> None:
     try:
         data = os.read(end, _CHUNK)
     except BlockingIOError:
@@ -196,14 +197,14 @@ def _read(child: _Child, end: int, limits: dict[str, Any]) -> None:
         _take_messages(child, limits)
 
 
-def _take_messages(child: _Child, limits: dict[str, Any]) -> None:
+def _take_messages(child: _Child, limits: Limits) -> None:
     *lines, child.text = child.text.split(b"\n")
     for line in lines:
         stage, answer = _message(line)
         if stage is not None:
             if _STAGES.index(stage) > _STAGES.index(child.stage):  # a stage said twice gives no more time
                 child.stage = stage
-                child.deadline = time.monotonic() + limits[f"{stage}_s"]
+                child.deadline = time.monotonic() + _seconds(limits, stage)
         else:
             child.answer = child.answer or answer  # the first word stands
 
@@ -219,26 +220,31 @@ def _message(line: bytes) -> tuple[str | None, dict[str, Any]]:
     return None, _no("it wrote into the pipe that reports on it")
 
 
-def _judge(child: _Child, limits: dict[str, Any]) -> dict[str, Any] | None:
+def _judge(child: _Child, limits: Limits) -> dict[str, Any] | None:
     """A verdict, or None while the child is still at work."""
     ended = child.status is not None and child.messages not in child.open_ends
     if child.answer is not None or ended:
         _drain(child, limits)
-    if child.output_bytes > limits["output_bytes"]:
-        return _no(f"it wrote more than {limits['output_bytes'] // 1024} KiB to its output {_DURING[child.stage]}")
+    if child.output_bytes > limits.output_bytes:
+        return _no(f"it wrote more than {limits.output_bytes // 1024} KiB to its output {_DURING[child.stage]}")
     if child.answer is not None:
         return child.answer
     if ended:
         return _no(f"it ended the process ({_how(child.status)}) {_DURING[child.stage]}")
     if time.monotonic() > child.deadline:
-        return _no(_TOO_SLOW[child.stage].format(**limits))
+        return _no(f"{_TOO_SLOW[child.stage]} longer than {_seconds(limits, child.stage):g} s")
     return None
 
 
-def _drain(child: _Child, limits: dict[str, Any]) -> None:
+def _seconds(limits: Limits, stage: str) -> float:
+    """How long a stage may last."""
+    return {"import": limits.import_s, "hook": limits.hook_s, "check": limits.check_s}[stage]
+
+
+def _drain(child: _Child, limits: Limits) -> None:
     """Take what is left in the pipe: the answer may overtake the output before it."""
     with contextlib.suppress(BlockingIOError):
-        while child.output_bytes <= limits["output_bytes"] and (data := os.read(child.output, _CHUNK)):
+        while child.output_bytes <= limits.output_bytes and (data := os.read(child.output, _CHUNK)):
             child.output_bytes += len(data)
 
 

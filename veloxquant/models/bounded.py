@@ -130,7 +130,8 @@ class _Watched:
         """Move one pipe's worth of bytes; False when the stream is done with."""
         try:
             if fd == self.answers_fd:
-                self.answer += (read := os.read(fd, _PIPE_BYTES))
+                read = os.read(fd, _PIPE_BYTES)
+                self.answer += read
                 return bool(read)
             if self.process.stderr is not None and fd == self.process.stderr.fileno():
                 read = os.read(fd, _PIPE_BYTES)

@@ -28,6 +28,23 @@ UNCALIBRATED_GAIN_CONFIDENCE = 0.25
 """Low on purpose: whether a packed cache is faster than the engine's own changes sign between chips."""
 
 
+class _Timed(NamedTuple):
+    """A record that tells decode time, in ms for one token of each of its sequences."""
+
+    seen: Sighting
+    ms: float
+
+    @property
+    def context(self) -> int:
+        """Context of the run in tokens."""
+        return self.seen.context
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the run."""
+        return self.seen.record.sequences
+
+
 class Decode(NamedTuple):
     """Milliseconds for one token of each sequence, with its range and grounds."""
 
@@ -171,52 +188,51 @@ def _estimate(line: Roofline, ms: float, hardware: HardwareProfile, own_ms: floa
 
 def _from_records(line: Roofline, workload: WorkloadProfile, usable: Sequence[Sighting]) -> Decode | None:
     """By records: one at this context as it is, a line through three, else the nearest moved by the roofline."""
-    timed = [(one, ms) for one in usable if (ms := latency_ms(one)) is not None]
+    timed = [_Timed(one, ms) for one in usable if (ms := latency_ms(one)) is not None]
     if not timed:
         return None
     table, context = tables.speed(), workload.context_length
-    here = [(o, ms) for o, ms in timed if same_context(o.context, context) and o.record.sequences == workload.sequences]
+    level = [t for t in timed if t.sequences == workload.sequences]
+    here = [t for t in level if same_context(t.context, context)]
     if here:
-        one, ms = here[0]
-        grounds = evidence("measured", [one])
-        return _about(ms, table.measured_spread + 0.3 * (1 - grounds.confidence), grounds)
-    alike = [p for p in timed if p[0].same_chip and p[0].same_model and p[0].record.sequences == workload.sequences]
-    fitted = fit_line([(one.context, ms) for one, ms in alike]) if len(alike) >= ENOUGH_TO_FIT else None
+        grounds = evidence("measured", [here[0].seen])
+        return _about(here[0].ms, table.measured_spread + 0.3 * (1 - grounds.confidence), grounds)
+    alike = [t for t in level if t.seen.same_chip and t.seen.same_model]
+    fitted = fit_line([(t.context, t.ms) for t in alike]) if len(alike) >= ENOUGH_TO_FIT else None
     if fitted is not None:
         a, b = fitted
         note = f"{a:.4g} ms + {b:.4g} ms for each thousand tokens, fitted to {len(alike)} records on this machine"
-        grounds = evidence("calibrated", [o for o, _ in alike], (note,))
+        grounds = evidence("calibrated", [t.seen for t in alike], (note,))
         return _about(a + b * context / 1000, table.calibrated_spread, grounds)
     return _moved(line, workload, timed)
 
 
-def _moved(line: Roofline, workload: WorkloadProfile, timed: Sequence[tuple[Sighting, float]]) -> Decode:
+def _moved(line: Roofline, workload: WorkloadProfile, timed: Sequence[_Timed]) -> Decode:
     """Between two records that bracket the context by a straight line, else the nearest one scaled by the roofline."""
     context = workload.context_length
-    level = [p for p in timed if p[0].record.sequences == workload.sequences and p[0].same_model]
-    below = max((p for p in level if p[0].context <= context), key=lambda p: p[0].context, default=None)
-    above = min((p for p in level if p[0].context >= context), key=lambda p: p[0].context, default=None)
-    if below is not None and above is not None and below[0].context < above[0].context:
-        share = (context - below[0].context) / (above[0].context - below[0].context)
-        ms, used = below[1] + share * (above[1] - below[1]), [below[0], above[0]]
-        note = f"interpolated between contexts {below[0].context:,} and {above[0].context:,}"
+    level = [t for t in timed if t.sequences == workload.sequences and t.seen.same_model]
+    below = max((t for t in level if t.context <= context), key=lambda t: t.context, default=None)
+    above = min((t for t in level if t.context >= context), key=lambda t: t.context, default=None)
+    if below is not None and above is not None and below.context < above.context:
+        share = (context - below.context) / (above.context - below.context)
+        ms, used = below.ms + share * (above.ms - below.ms), [below.seen, above.seen]
+        note = f"interpolated between contexts {below.context:,} and {above.context:,}"
     else:
-        one, ms = timed[0]
-        times, how = _how_much_longer(line, workload, one)
-        ms, used = ms * times, [one]
-        note = f"measured at context {one.context:,} and {one.record.sequences} sequences{how}"
+        nearest = timed[0]
+        times, how = _how_much_longer(line, workload, nearest)
+        ms, used = nearest.ms * times, [nearest.seen]
+        note = f"measured at context {nearest.context:,} and {nearest.sequences} sequences{how}"
     grounds = evidence("measured", used, (note,))
     return _about(ms, 2 * tables.speed().measured_spread + 0.3 * (1 - grounds.confidence), grounds)
 
 
-def _how_much_longer(line: Roofline, workload: WorkloadProfile, one: Sighting) -> tuple[float, str]:
+def _how_much_longer(line: Roofline, workload: WorkloadProfile, one: _Timed) -> tuple[float, str]:
     """A token's time under this workload over that in the record, and how that was found."""
-    sequences = one.record.sequences
-    ours, theirs = line.ms(workload.tokens, workload.sequences), line.ms(one.context, sequences)
+    ours, theirs = line.ms(workload.tokens, workload.sequences), line.ms(one.context, one.sequences)
     if ours and theirs:
         return ours / theirs, ", moved to this workload by the roofline"
-    if workload.sequences > sequences:
-        return workload.sequences / sequences, ", taken to be served one after another for want of a bandwidth"
+    if workload.sequences > one.sequences:
+        return workload.sequences / one.sequences, ", taken to be served one after another for want of a bandwidth"
     return 1.0, ""
 
 
