@@ -223,7 +223,7 @@ def test_a_reload_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, mon
     db.load()
     before, reads = db.records, []
     really = folder.read_small
-    monkeypatch.setattr(folder, "read_small", lambda path: reads.append(Path(path).name) or really(path))
+    monkeypatch.setattr(folder, "read_small", lambda path, at: reads.append(path) or really(path, at))
     db.load()
     assert reads == []
     path = db.records_dir / f"{first}.json"

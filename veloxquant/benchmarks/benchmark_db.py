@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
-from veloxquant.benchmarks.directory import Directory
+from veloxquant.benchmarks.directory import Directory, no_collections
 from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
 from veloxquant.benchmarks.folder import encode
@@ -76,7 +76,7 @@ class BenchmarkDatabase:
         index that says something else than the records is made again; a directory that cannot be written is only read.
         """
         store = self._store
-        with store.lock.threads():
+        with store.lock.threads(), no_collections():
             self._check_folder()
             began = time.monotonic()
             strays = store.refresh()

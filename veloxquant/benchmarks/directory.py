@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks import index
@@ -19,7 +20,7 @@ from veloxquant.benchmarks.validation import check_types
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from veloxquant.benchmarks.merging import Outcome, Placing
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 """Records that are taken in under one hold of the lock, and made to survive a crash together."""
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Leave the garbage collector out while many records come: none is garbage, and it would walk them each time."""
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if pauses:
+            gc.enable()
 
 
 class Directory:

@@ -25,14 +25,14 @@ RECORDS = "records"
 
 def entries(folder: RecordFolder) -> dict[str, dict[str, str]]:
     """What the index says of the records that serve, in order of their ids so that it can be compared line by line."""
-    return {
-        record_id: {
-            "method": record.method,
-            "model_id": record.model_id,
-            "path": f"{RECORDS}/{folder.file_name(record_id)}",
-        }
-        for record_id, record in sorted(folder.records.items())
-    }
+    return {record_id: entry(folder, record_id) for record_id in sorted(folder.records)}
+
+
+def entry(folder: RecordFolder, record_id: str) -> dict[str, str]:
+    """What the index says of one record."""
+    record = folder.records[record_id]
+    path = f"{RECORDS}/{folder.file_name(record_id)}"
+    return {"method": record.method, "model_id": record.model_id, "path": path}
 
 
 def stamp(path: Path) -> Signature | None:
@@ -64,7 +64,10 @@ def is_stale(content: dict[str, Any] | None, folder: RecordFolder) -> bool:
         return False
     if content is None:
         return bool(folder.records)
-    return content.get("version") != VERSION or content.get(RECORDS) != entries(folder)
+    listed = content.get(RECORDS)
+    if content.get("version") != VERSION or not isinstance(listed, dict) or len(listed) != len(folder.records):
+        return True
+    return any(listed.get(record_id) != entry(folder, record_id) for record_id in folder.records)
 
 
 def write(path: Path, folder: RecordFolder) -> None:

@@ -99,11 +99,14 @@ class BenchmarkRecord:
         for required in ("id", "method", "model_id"):
             if required not in data:
                 raise invalid(required, None, "there", "every record has an id, a method and a model_id")
-        known = {name: value for name, value in data.items() if name in _FIELD_SET}
-        unknown = {} if len(known) == len(data) else {key: data[key] for key in data if key not in _FIELD_SET}
+        known, unknown = dict(data), {}
+        if not data.keys() <= _FIELD_SET:
+            known = {name: value for name, value in data.items() if name in _FIELD_SET}
+            unknown = {key: value for key, value in data.items() if key not in _FIELD_SET}
         for name in _REPEATED:
-            if type(known.get(name)) is str:
-                known[name] = sys.intern(known[name])
+            value = known.get(name)
+            if type(value) is str:
+                known[name] = sys.intern(value)
         known.setdefault("created_at", UNDATED)
         workload, unknown_workload = _read_workload(known.get("workload"))
         known["workload"] = workload
@@ -153,6 +156,7 @@ class BenchmarkRecord:
 
 
 _NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+_PLAIN_WORKLOAD = WorkloadProfile()
 _FIELD_NAMES = tuple(f.name for f in fields(BenchmarkRecord))
 _FIELD_SET = frozenset(_FIELD_NAMES)
 # Words that most records share; kept once in memory.
@@ -162,7 +166,7 @@ _REPEATED = ("method", "model_id", "architecture", "chip", "mlx_version", "macos
 def _read_workload(data: Any) -> tuple[WorkloadProfile, dict[str, Any]]:
     """The workload and the keys it does not know. Absent means the default workload, as it does in `add`."""
     if data is None:
-        return WorkloadProfile(), {}
+        return _PLAIN_WORKLOAD, {}
     if not isinstance(data, dict):
         raise invalid("workload", data, "a JSON object", "give context_length, batch_size and so on")
     # The type is part of the key, as True, 1 and 1.0 are equal to a cache.

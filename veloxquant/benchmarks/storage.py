@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 MAX_RECORD_BYTES = 64 * 1024
 RECORD_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
@@ -125,13 +125,14 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def list_folder(folder: Path) -> tuple[dict[str, Signature | str], list[str]]:
+def list_folder(folder: Path, known: Container[str] = ()) -> tuple[dict[str, Signature | str | None], list[str]]:
     """What is in a folder of records: name -> signature, or why that entry is not read; and stray temporary files.
 
+    Names that are not `known` get None in place of a signature: they are read anyway, and reading tells it.
     Names that are no records by convention (hidden, editors' backups, other suffixes) are left out.
     Raises OSError; a folder that does not exist is empty.
     """
-    found: dict[str, Signature | str] = {}
+    found: dict[str, Signature | str | None] = {}
     strays: list[str] = []
     try:
         entries = os.scandir(folder)
@@ -139,22 +140,27 @@ def list_folder(folder: Path) -> tuple[dict[str, Signature | str], list[str]]:
         return found, strays
     with entries:
         for entry in entries:
-            if _TEMPORARY.fullmatch(entry.name):
-                strays.append(entry.name)
-            elif entry.name.endswith(".json") and not entry.name.startswith((".", "#")):
-                _look(entry, found)
+            name = entry.name
+            if name[0] in ".#":
+                if _TEMPORARY.fullmatch(name):
+                    strays.append(name)
+            elif name.endswith(".json"):
+                _look(entry, name in known, found)
     return found, strays
 
 
-def _look(entry: os.DirEntry[str], found: dict[str, Signature | str]) -> None:
-    if RECORD_NAME.fullmatch(entry.name) is None:
-        found[os.fsencode(entry.name).decode("utf-8", "backslashreplace")] = (
+def _look(entry: os.DirEntry[str], is_known: bool, found: dict[str, Signature | str | None]) -> None:
+    name = entry.name
+    if RECORD_NAME.fullmatch(name) is None:
+        found[os.fsencode(name).decode("utf-8", "backslashreplace")] = (
             "its name is not made of letters, digits and . _ - with a letter or digit first"
         )
-        return
-    with suppress(FileNotFoundError):
-        status = entry.stat(follow_symlinks=False)
-        found[entry.name] = why_not(status) or signature(status)
+    elif not is_known:
+        found[name] = None
+    else:
+        with suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            found[name] = why_not(status) or signature(status)
 
 
 def why_not(status: os.stat_result) -> str | None:
@@ -170,14 +176,14 @@ def why_not(status: os.stat_result) -> str | None:
     return None
 
 
-def read_small(path: str) -> tuple[bytes, Signature]:
-    """Content and signature of a record file.
+def read_small(path: str | Path, folder: int | None = None) -> tuple[bytes, Signature]:
+    """Content and signature of a record file; with the descriptor of an open folder, of a name in it.
 
     Raises FileNotFoundError, and Unreadable for anything that is not a small regular file we may read.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not block us
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, flags, dir_fd=folder)
         try:
             return _read_open(descriptor)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import RecordInvalid, quoted
@@ -37,6 +38,11 @@ def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
 
 def check_types(record: BenchmarkRecord) -> None:
     """Raise RecordInvalid naming the first field that no measurement can have."""
+    if not _is_plain(record.__dict__):
+        _check_each(record)
+
+
+def _check_each(record: BenchmarkRecord) -> None:
     values = record.__dict__
     if not (isinstance(record.id, str) and _ID.fullmatch(record.id)):
         raise invalid("id", record.id, "a file name of letters, digits and . _ -", "use benchmark_fingerprint()")
@@ -57,6 +63,35 @@ def check_types(record: BenchmarkRecord) -> None:
     if not isinstance(record.workload, WorkloadProfile):
         raise invalid("workload", record.workload, "a WorkloadProfile", "build one with the run's lengths")
     _check_tags(record.tags)
+
+
+def _is_plain(values: dict[str, Any]) -> bool:
+    """Whether each value is of the very type and in range: true of nearly all, and told without a call for each."""
+    for name in WORDS + TEXTS:
+        if type(values[name]) is not str or not _is_plain_text(values[name]):
+            return False
+    for name, (low, high) in WHOLE.items():
+        if type(values[name]) is not int or not low <= values[name] <= high:
+            return False
+    for name in AMOUNTS:
+        if type(values[name]) is not float or not 0.0 <= values[name] <= sys.float_info.max:
+            return False
+    return (
+        values["memory_reduction"] is None
+        or (type(values["memory_reduction"]) is float and 0.0 < values["memory_reduction"] <= MAX_REDUCTION)
+    ) and (
+        values["perplexity_delta"] is None
+        and not values["tags"]
+        and type(values["tags"]) is list
+        and type(values["workload"]) is WorkloadProfile
+        and type(values["id"]) is str
+        and _ID.fullmatch(values["id"]) is not None
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_plain_text(text: str) -> bool:
+    return text.isascii() and text.isprintable() and bool(text.strip())
 
 
 def _check_ratios(record: BenchmarkRecord) -> None:
