@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from veloxquant import local
-from veloxquant.daemon.memory import Answer, Answers, Plans, Sight, look
+from veloxquant.daemon.answer_cache import Answer, Answers, Plans, Sight, look
 from veloxquant.daemon.threads import THREAD_PREFIX
 from veloxquant.daemon.traces import KEEP_S
 from veloxquant.errors import InvalidParams, Overloaded

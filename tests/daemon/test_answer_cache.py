@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from veloxquant.daemon.memory import Answer, Answers, Plans, look, unchanged
+from veloxquant.daemon.answer_cache import Answer, Answers, Plans, look, unchanged
 from veloxquant.errors import PlanNotFound
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def test_a_new_generation_forgets_the_old_one() -> None:
     assert answers.state().entries == 1
 
 
-def test_memory_is_bounded_and_the_least_used_goes_first() -> None:
+def test_the_cache_is_bounded_and_the_least_used_goes_first() -> None:
     """Counted in bytes, keys and overhead included."""
     answers = Answers(limit_bytes=10_000)
     for name in (b"a", b"b", b"c"):
