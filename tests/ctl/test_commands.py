@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from veloxquant import __version__
+from veloxquant import __version__, paths
+from veloxquant.ctl import question
+from veloxquant.profiles import OBJECTIVES
 from veloxquant.wire import answers
 
 if TYPE_CHECKING:
@@ -319,19 +321,64 @@ def test_version_does_not_need_a_valid_configuration(ctl: Run, monkeypatch: pyte
     assert ctl("version").code == 0
 
 
-def test_a_broken_configuration_file_does_not_hide_how_the_daemon_is(
-    ctl: Run, fake: FakeTransport, example: SimpleNamespace, short_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The daemon goes on with its earlier settings and says so: that has to be seen, with the trouble as a note."""
+@pytest.fixture
+def broken_file(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration file with a misspelt key."""
     file = short_folder / "veloxquant.toml"
     file.write_text("[daemon]\ndrain_z = 3\n")
     file.chmod(0o600)
     monkeypatch.setenv("VELOXQUANT_CONFIG", str(file))
-    fake.answers["status"] = example.status
-    done = ctl("status", "--json")
-    assert (done.code, json.loads(done.out)["pid"]) == (0, 4312)
+
+
+@pytest.mark.usefixtures("broken_file")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("plan", "--model", "a/b"),
+        ("fit", "--model", "a/b"),
+        ("explain", "--plan-id", "0a"),
+        ("methods",),
+        ("records",),
+        ("hardware",),
+        ("reload",),
+        ("wait",),
+        ("socket",),
+        ("version",),
+    ],
+)
+def test_a_broken_configuration_file_keeps_nobody_from_a_daemon_that_runs(
+    ctl: Run, fake: FakeTransport, example: SimpleNamespace, words: tuple[str, ...]
+) -> None:
+    """The daemon goes on with its earlier settings: it is asked where it is by default, with the trouble as a note."""
+    fake.answers |= {
+        "status": example.status,
+        "plan": example.plan,
+        "fit": example.fit,
+        "explain": answers.Explanation(plan_id="0a", label=None, lines=("bytes",)),
+        "methods": answers.MethodList(generation=1, methods=()),
+        "records": answers.RecordPage(
+            generation=1, directory="/records", total=0, offset=0, records=(), skipped_total=0
+        ),
+        "hardware": example.hardware,
+        "reload": answers.Reloaded(generation=4, changed=False),
+        "ping": answers.Pong(pid=7, generation=3),
+        "hello": answers.Hello(
+            server="veloxquant", version=__version__, protocol=1, capabilities=(), pid=7, generation=3
+        ),
+    }
+    done = ctl(*words, "--json")
+    assert (done.code, json.loads(done.out)["schema"].partition("/")[0]) == (0, f"veloxquant.{words[0]}")
     assert "daemon.drain_z" in done.err
-    assert ctl("plan", "--model", "a/b").code == 2
+    assert f"the daemon is asked at {paths.socket_path()}" in done.err
+
+
+@pytest.mark.usefixtures("broken_file")
+@pytest.mark.parametrize("words", [("plan", "--model", "a/b"), ("methods",), ("status", "--no-daemon")])
+def test_without_a_daemon_a_broken_configuration_file_is_the_answer(ctl: Run, words: tuple[str, ...]) -> None:
+    """This process would have to read it; it is refused by its key, not done without."""
+    done = ctl(*words, "--json")
+    assert (done.code, json.loads(done.out)["error"]["field"]) == (2, "daemon.drain_z")
 
 
 def test_config_is_shown_checked_and_located(ctl: Run, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,3 +407,8 @@ def test_an_answer_of_this_process_says_so(ctl: Run, example: SimpleNamespace, m
     assert fallen.err.startswith("note: no veloxquant daemon is running")
     assert ctl("plan", "--model", "a/b", "--quiet").err == ""
     assert ctl("plan", "--model", "a/b", "--no-daemon").err == ""
+
+
+def test_the_objectives_are_the_workloads() -> None:
+    """They are written twice, since `--help` must not load what the first ones need."""
+    assert question.OBJECTIVES == OBJECTIVES

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
 OBJECTIVES = ("balanced", "memory", "latency", "throughput", "quality")
+"""Those of profiles.workload, written again: importing them would load msgspec for `--help`."""
 _MAX_CONFIG_BYTES = 8 * 2**20
 
 _WORKLOAD = {

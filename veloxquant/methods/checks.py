@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from veloxquant.errors import MAX_WHOLE, MethodRefused
+from veloxquant.errors import MAX_WHOLE, MethodRefused, quoted
 from veloxquant.methods.method import Method, QualityPrior, Variant
 from veloxquant.profiles.model import CachePart
 
@@ -124,7 +124,7 @@ def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
     """Stored bits a number: finite, not negative, not absurd."""
     if not _is_number(bits) or not 0 <= bits <= MAX_BITS:
         raise _wrong(
-            f"{method.name} {variant.label}: {what}() returned {_shown(bits)}, not bits from 0 to {MAX_BITS:g}"
+            f"{method.name} {variant.label}: {what}() returned {quoted(bits)}, not bits from 0 to {MAX_BITS:g}"
         )
     return float(bits)
 
@@ -132,14 +132,14 @@ def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
 def check_fixed_bytes(method: Method, variant: Variant, fixed: Any) -> int:
     """Whole bytes, not negative."""
     if type(fixed) is not int or not 0 <= fixed <= MAX_WHOLE:
-        raise _wrong(f"{method.name} {variant.label}: fixed_bytes() returned {_shown(fixed)}, not a count of bytes")
+        raise _wrong(f"{method.name} {variant.label}: fixed_bytes() returned {quoted(fixed)}, not a count of bytes")
     return fixed
 
 
 def check_slot_step(method: Method, variant: Variant, step: Any) -> int:
     """Whole slots, one or more."""
     if type(step) is not int or not 1 <= step <= MAX_SLOT_STEP:
-        raise _wrong(f"{method.name} {variant.label}: slot_step() returned {_shown(step)}, not 1 to {MAX_SLOT_STEP}")
+        raise _wrong(f"{method.name} {variant.label}: slot_step() returned {quoted(step)}, not 1 to {MAX_SLOT_STEP}")
     return step
 
 
@@ -150,9 +150,9 @@ def check_prior(method: Method, variant: Variant, prior: Any) -> QualityPrior:
         raise _wrong(f"{where} returned {_kind(prior)}, not a QualityPrior")
     figures_given = (prior.low, prior.kl_mean, prior.high)
     if not all(map(_is_number, figures_given)) or not 0 <= prior.low <= prior.kl_mean <= prior.high:
-        raise _wrong(f"{where} must hold 0 <= low <= kl_mean <= high, got {', '.join(map(_shown, figures_given))}")
+        raise _wrong(f"{where} must hold 0 <= low <= kl_mean <= high, got {', '.join(map(quoted, figures_given))}")
     if prior.perplexity_delta is not None and not _is_number(prior.perplexity_delta):
-        raise _wrong(f"{where}: perplexity_delta is {_shown(prior.perplexity_delta)}")
+        raise _wrong(f"{where}: perplexity_delta is {quoted(prior.perplexity_delta)}")
     if not isinstance(prior.source, str) or not prior.source.strip():
         raise _wrong(f"{where} names no source")
     return prior
@@ -161,7 +161,7 @@ def check_prior(method: Method, variant: Variant, prior: Any) -> QualityPrior:
 def check_unpack_cost(method: Method, variant: Variant, cost: Any) -> float:
     """Picoseconds a number: finite, not negative."""
     if not _is_number(cost) or cost < 0:
-        raise _wrong(f"{method.name} {variant.label}: unpack_cost() returned {_shown(cost)}, not picoseconds")
+        raise _wrong(f"{method.name} {variant.label}: unpack_cost() returned {quoted(cost)}, not picoseconds")
     return float(cost)
 
 
@@ -177,9 +177,9 @@ def _check_method(method: Any) -> None:
         raise _wrong(f"the hook returned {_kind(method)} among its methods; each must be an instance of Method")
     for attribute, kind in _ATTRIBUTES.items():
         if type(getattr(method, attribute)) is not kind:
-            raise _wrong(f"{_kind(method)}: {attribute} is {_shown(getattr(method, attribute))}, not a {kind.__name__}")
+            raise _wrong(f"{_kind(method)}: {attribute} is {quoted(getattr(method, attribute))}, not a {kind.__name__}")
     if not NAME.fullmatch(method.name):
-        raise _wrong(f"{_kind(method)}: the name {_shown(method.name)} does not match {NAME.pattern}")
+        raise _wrong(f"{_kind(method)}: the name {quoted(method.name)} does not match {NAME.pattern}")
     if not method.version.strip():
         raise _wrong(f"{method.name}: the version is empty")
 
@@ -188,9 +188,9 @@ def _check_variant(method: Method, variant: Any) -> None:
     if not isinstance(variant, Variant):
         raise _wrong(f"{method.name}: variants() holds {_kind(variant)}, not only Variants")
     if variant.method != method.name:
-        raise _wrong(f"{method.name}: the variant {_shown(variant.label)} says it is of {_shown(variant.method)}")
+        raise _wrong(f"{method.name}: the variant {quoted(variant.label)} says it is of {quoted(variant.method)}")
     if not isinstance(variant.label, str) or not NAME.fullmatch(variant.label):
-        raise _wrong(f"{method.name}: the label {_shown(variant.label)} does not match {NAME.pattern}")
+        raise _wrong(f"{method.name}: the label {quoted(variant.label)} does not match {NAME.pattern}")
     _check_params(f"{method.name} {variant.label}: params", variant.params)
 
 
@@ -199,7 +199,7 @@ def _check_params(what: str, params: Any) -> None:
         raise _wrong(f"{what} must be a mapping by name, got {_kind(params)}")
     for key, value in params.items():
         if not isinstance(value, str | bool) and not _is_number(value):
-            raise _wrong(f"{what}: {key} is {_shown(value)}; whole and finite numbers, words and flags are taken")
+            raise _wrong(f"{what}: {key} is {quoted(value)}; whole and finite numbers, words and flags are taken")
 
 
 def _figures_twice(method: Method, variant: Variant, part: CachePart) -> Figures:
@@ -233,14 +233,6 @@ def _is_number(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 -- fence: __repr__ is the plugin's code, and a huge int has none
-        text = _kind(value)
-    return text if len(text) <= 80 else text[:79] + "…"  # noqa: PLR2004 -- a line's worth
 
 
 def _wrong(message: str) -> MethodRefused:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.planner.memory import slots_held, whole_bytes_per_token
-from veloxquant.planner.result import Candidate, Fit, Memory, MemoryTerm
+from veloxquant.planner.result import CACHE_CONFIG_SCHEMA, Candidate, Fit, Memory, MemoryTerm
 
 if TYPE_CHECKING:
     from veloxquant.planner.memory import Term
     from veloxquant.planner.option import Option
     from veloxquant.planner.result import Speed
 
-CACHE_CONFIG_SCHEMA = "veloxquant.cache_config/1"
 _SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
 """Kept layers that mlx-lm's own --kv-bits passes over; it raises on windows and breaks latents and donors."""
 

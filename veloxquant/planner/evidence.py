@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks.fingerprint import known
-from veloxquant.benchmarks.matching import chip_factor, size_factor
+from veloxquant.benchmarks.matching import chip_factor, size_factor, version_numbers
 from veloxquant.benchmarks.model_name import model_key
 from veloxquant.benchmarks.validation import MAX_REDUCTION
 from veloxquant.planner.memory import Measured, bytes_per_token, footprint
@@ -38,7 +38,6 @@ _UNPROVEN = 0.7
 
 _REPEATS = re.compile(r"(?:repeats|runs|n)[=:](\d{1,6})")
 _KL = re.compile(r"kl(?:_mean)?[=:](\d{1,6}(?:\.\d{1,12})?(?:e-?\d{1,2})?)")
-_VERSION = re.compile(r"v?(\d{1,6})(?:\.(\d{1,6}))?")
 _STRAINED = ("battery", "thermal", "throttl", "low-power", "low_power")
 _TAG_OF_TOKENS = re.compile(r"tokens[=:](\d{1,9})")
 MANUAL = "manual"
@@ -258,8 +257,8 @@ def same_context(ours: int, theirs: int) -> bool:
 
 def _differs(theirs: str, ours: str | None, *, parts: int) -> bool:
     """Whether two known versions differ in their first `parts` numbers."""
-    mine, other = _VERSION.match(ours or ""), _VERSION.match(theirs)
-    return bool(mine and other and mine.groups()[:parts] != other.groups()[:parts])
+    mine, other = version_numbers(ours or ""), version_numbers(theirs)
+    return mine is not None and other is not None and mine[:parts] != other[:parts]
 
 
 def _impossible(record: BenchmarkRecord, model: ModelProfile, hardware: HardwareProfile) -> str | None:

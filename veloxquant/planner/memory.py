@@ -190,14 +190,14 @@ def load(shape: Shape, context: int, generation: int, step: int, measured: Measu
     transient: float = 0
     buffer: float = 0
     for term in shape.terms:
-        held, most, old = _slots(term.part, term.step, runs)
-        grown = term.layers * held * term.slot_bytes
+        slots_of = _slots(term.part, term.step, runs)
+        grown = term.layers * slots_of.held * term.slot_bytes
         constant = term.layers * term.fixed_bytes
         stored += grown + constant
         fixed += constant if term.grows else grown + constant
-        window_extra += term.layers * (most - held) * term.slot_bytes
-        transient = max(transient, old * term.slot_bytes)
-        buffer = max(buffer, most * term.array_bytes, term.fixed_bytes)
+        window_extra += term.layers * (slots_of.most - slots_of.held) * term.slot_bytes
+        transient = max(transient, slots_of.old * term.slot_bytes)
+        buffer = max(buffer, slots_of.most * term.array_bytes, term.fixed_bytes)
     if measured is not None:
         traced, stored = stored, measured.stored(stored - fixed)
         # What is larger than the arithmetic says is copied at its own size when it grows.
@@ -239,25 +239,35 @@ def whole_bytes_per_token(shape: Shape, measured: Measured | None = None) -> int
 
 def slots_held(term: Term, context: int, generation: int, step: int) -> int:
     """Slots of one part at the end, slack included."""
-    return _slots(term.part, term.step, _schedule(context, generation, step))[0]
+    return _slots(term.part, term.step, _schedule(context, generation, step)).held
 
 
 _schedule = lru_cache(maxsize=1024)(slots.schedule)
 
 
+class _Slots(NamedTuple):
+    """Slots of one part for one sequence."""
+
+    held: int
+    """At the end."""
+    most: int
+    """Of the buffer itself at its largest: a window holds more in prefill than it keeps."""
+    old: int
+    """Of the old buffer beside the new one at the worst."""
+
+
 @lru_cache(maxsize=8192)
-def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> tuple[int, int, int]:
-    """(slots at the end, most slots of the buffer itself, slots of the old buffer beside the new one at the worst)."""
+def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> _Slots:
     if part.kind == "state":
-        return 0, 0, 0
+        return _Slots(0, 0, 0)
     if part.kind == "kv":
         old, held = slots.kv_growth_peak(runs, step)
-        return held, held, old
+        return _Slots(held, held, old)
     held, together = slots.part_slots(part, runs), slots.part_peak_slots(part, runs)
     if part.kind == "concat":
-        return held, held, together - held
+        return _Slots(held, held, together - held)
     most = max(slots.part_slots(part, runs[:calls]) for calls in range(1, len(runs) + 1))
-    return held, most, max(0, together - most)
+    return _Slots(held, most, max(0, together - most))
 
 
 def with_sequences(shape: Shape, concurrent: int, batch: int) -> Shape:

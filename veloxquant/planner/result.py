@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 SCHEMA = "veloxquant.plan/1"
+CACHE_CONFIG_SCHEMA = "veloxquant.cache_config/1"
+"""Of what `veloxquant.apply` takes."""
 
 Decision = Literal["keep_fp16", "quantize", "nothing_to_quantize", "no_fit", "weights_do_not_fit"]
 Source = Literal["measured", "calibrated", "published", "traced", "analytic", "prior"]

@@ -8,10 +8,8 @@ from typing import Annotated, Any
 import msgspec
 
 from veloxquant.errors import InvalidParams, MethodRefused
+from veloxquant.planner.result import CACHE_CONFIG_SCHEMA, Plan
 from veloxquant.planner.result import SCHEMA as PLAN_SCHEMA
-from veloxquant.planner.result import Plan
-
-SCHEMA = "veloxquant.cache_config/1"
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Width = Annotated[int, msgspec.Meta(ge=1)]
@@ -52,9 +50,9 @@ def read(plan: Plan | Mapping[str, Any]) -> CacheConfig:
         )
     if plan.get("schema") == PLAN_SCHEMA:
         plan = _chosen(plan)
-    if plan.get("schema") != SCHEMA:
+    if plan.get("schema") != CACHE_CONFIG_SCHEMA:
         raise InvalidParams(
-            f"schema is {plan.get('schema')!r}; {SCHEMA!r} and {PLAN_SCHEMA!r} are understood",
+            f"schema is {plan.get('schema')!r}; {CACHE_CONFIG_SCHEMA!r} and {PLAN_SCHEMA!r} are understood",
             hint="make the plan again with this version of veloxquant",
             field="schema",
         )
