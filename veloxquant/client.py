@@ -7,6 +7,7 @@ loads neither mlx nor the planner.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from veloxquant._fake import FakeTransport
 from veloxquant._question import Model, Workload, finite, question
 from veloxquant._transport import SocketTransport, Transport
 from veloxquant.errors import (
+    ConfigInvalid,
     InvalidParams,
     NotAnswering,
     NotRunning,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "FakeTransport"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Client:
@@ -90,14 +93,22 @@ class Client:
 
     @property
     def socket(self) -> Path:
-        """The path that is asked. Raises ConfigInvalid, SocketRefused."""
-        if self._socket is not None:
-            from veloxquant.paths import socket_path
+        """The path that is asked. With a wrong configuration that of the environment, else the platform's default.
 
+        A daemon that runs is not missed for a setting that only planning here would need. Raises SocketRefused.
+        """
+        from veloxquant.paths import socket_path
+
+        if self._socket is not None:
             return socket_path(os.path.abspath(self._socket), {})  # noqa: PTH100 -- keeps links, as the daemon does
         from veloxquant.config import load, socket_of
 
-        return socket_of(self._config or load())
+        try:
+            return socket_of(self._config or load())
+        except ConfigInvalid as error:
+            place = socket_path()
+            _log.warning("%s; the daemon is asked at %s", error.message, place)
+            return place
 
     def plan(
         self,

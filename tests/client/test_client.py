@@ -24,6 +24,7 @@ from veloxquant.errors import (
     ShuttingDown,
     VeloxError,
 )
+from veloxquant.paths import socket_path
 from veloxquant.planner.result import Budget, Plan
 from veloxquant.wire import answers, codes
 
@@ -46,6 +47,19 @@ def asked(**given: Any) -> dict[str, Any]:
     transport = FakeTransport({"plan": PLAN})
     Client(transport=transport, fallback=False).plan(**given)
     return transport.calls[0][1]
+
+
+def test_a_wrong_configuration_keeps_nobody_from_a_daemon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon is asked where it is by default, with a warning; planning in this process is refused by the key."""
+    monkeypatch.setenv("VELOXQUANT_DAEMON_DRAIN_S", "soon")
+    client = Client()
+    assert client.socket == socket_path()
+    assert "daemon.drain_s" in caplog.text
+    with pytest.raises(errors.ConfigInvalid) as caught:
+        client.plan(CONFIG)
+    assert caught.value.field == "daemon.drain_s"
 
 
 @pytest.mark.parametrize(

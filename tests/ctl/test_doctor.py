@@ -57,12 +57,21 @@ def test_a_failed_check_ends_with_1(ctl: Callable[..., Any], short_folder: Path)
     assert done.out.splitlines()[-1].startswith("1 problem, ")
 
 
-def test_an_invalid_configuration_is_the_only_finding(ctl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a configuration that cannot be read nothing else could be trusted."""
-    monkeypatch.setenv("VELOXQUANT_DAEMON_LOG_LEVEL", "loud")
-    shown = json.loads(ctl("doctor", "--json").out)
-    assert [(one["name"], one["state"]) for one in shown["checks"]] == [("config", "failed")]
-    assert "daemon.log_level" in shown["checks"][0]["text"]
+@pytest.mark.parametrize(
+    ("variable", "value", "key"),
+    [("VELOXQUANT_DAEMON_LOG_LEVEL", "loud", "daemon.log_level"), ("VELOXQUANT_SOCKET", "relative", "socket.path")],
+)
+def test_an_invalid_configuration_hides_no_other_finding(
+    ctl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, key: str
+) -> None:
+    """It is the one problem, named by its key; the other checks are about the defaults."""
+    monkeypatch.setenv(variable, value)
+    done = ctl("doctor", "--json")
+    first, *others = json.loads(done.out)["checks"]
+    assert (done.code, first["name"], first["state"]) == (1, "config", "failed")
+    assert key in first["text"]
+    assert [one["name"] for one in others] == list(doctor.CHECKS)
+    assert "failed" not in {one["state"] for one in others}
 
 
 def test_a_check_that_breaks_is_a_finding(config: Config) -> None:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from veloxquant.ctl import checks_daemon, checks_machine, checks_stores
-from veloxquant.ctl.finding import Finding, failed
-from veloxquant.errors import VeloxError
+from veloxquant.ctl.finding import Finding, failed, ok
+from veloxquant.errors import ConfigInvalid, SocketRefused, VeloxError
 
 if TYPE_CHECKING:
     import argparse
@@ -59,15 +59,12 @@ def run(session: Session) -> int:
 
 
 def examine(session: Session) -> dict[str, Finding]:
-    """Every finding by name. A configuration that is wrong is the only finding: nothing else could be trusted."""
-    try:
-        config = session.config
-    except VeloxError as error:
-        return {"config": failed(error.message, error.hint)}
+    """Every finding by name. With a configuration that is wrong the others are about the defaults."""
+    config, verdict = _configuration(session)
     with ThreadPoolExecutor(len(CHECKS)) as pool:
         running = {name: pool.submit(_fenced, check, config) for name, check in CHECKS.items()}
         found = {name: future.result() for name, future in running.items()}
-    return {"config": Finding(state="ok", text="the configuration is valid"), **found}
+    return {"config": verdict, **found}
 
 
 def show(findings: dict[str, Finding], terminal: Terminal) -> None:
@@ -80,6 +77,20 @@ def show(findings: dict[str, Finding], terminal: Terminal) -> None:
     problems = sum(one.state == "failed" for one in findings.values())
     notes = sum(one.state == "note" for one in findings.values())
     terminal.say(f"{_many(problems, 'problem')}, {_many(notes, 'note')}")
+
+
+def _configuration(session: Session) -> tuple[Config, Finding]:
+    """The configuration that the other checks read, and what is to be said of it."""
+    try:
+        return session.config, ok("the configuration is valid")
+    except ConfigInvalid as error:
+        verdict = failed(f"{error.message}; what follows is about the defaults", error.hint)
+    from veloxquant.config import Config, Socket
+
+    try:
+        return Config(socket=Socket(path=session.socket_without_file())), verdict
+    except SocketRefused:  # a wrong VELOXQUANT_SOCKET, which the verdict names
+        return Config(), verdict
 
 
 def _fenced(check: Check, config: Config) -> Finding:

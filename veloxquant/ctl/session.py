@@ -24,8 +24,6 @@ class Session:
     def __init__(self, options: argparse.Namespace, terminal: Terminal) -> None:
         self.options = options
         self.terminal = terminal
-        self.without_file = False
-        """Set by commands that ask how the daemon is: a broken configuration file must not hide the answer."""
         self._at_end: list[Callable[[], None]] = []
 
     @functools.cached_property
@@ -34,17 +32,7 @@ class Session:
         from veloxquant.config import load
 
         flags: dict[str, Any] = {"socket.path": self.options.socket, "records.directory": self._records()}
-        try:
-            return load(flags=flags)
-        except ConfigInvalid as error:
-            if not self.without_file:
-                raise
-            import tempfile
-
-            with tempfile.NamedTemporaryFile() as empty:
-                config = load(empty.name, flags=flags)
-            self.terminal.note(f"{error.message}; asked at {config.socket.path or 'the default socket'}")
-            return config
+        return load(flags=flags)
 
     def _records(self) -> str | None:
         """The benchmark directory a flag names. One that is not there is a slip, not an empty one."""
@@ -58,12 +46,30 @@ class Session:
     @functools.cached_property
     def client(self) -> Client:
         """The way to an answer: the daemon, or with --no-daemon (and --records) this process alone."""
-        from veloxquant.client import Client
-
         if self.options.quiet:
             self._hush()
-        here = self.options.no_daemon or getattr(self.options, "records", None) is not None
-        return Client(config=self.config, timeout_s=self.timeout_s, transport=_NoDaemon() if here else None)
+        if self.options.no_daemon or getattr(self.options, "records", None) is not None:
+            from veloxquant.client import Client
+
+            return Client(config=self.config, timeout_s=self.timeout_s, transport=_NoDaemon())
+        return self.daemon_client()
+
+    def daemon_client(self, **settings: Any) -> Client:
+        """A client of the daemon. A wrong configuration keeps nobody from one that runs; planning here it does."""
+        from veloxquant.client import Client
+
+        try:
+            return Client(config=self.config, timeout_s=self.timeout_s, **settings)
+        except ConfigInvalid as error:
+            place = self.socket_without_file()
+            self.terminal.note(f"{error.message}; the daemon is asked at {place}")
+            return Client(place, timeout_s=self.timeout_s, **settings)
+
+    def socket_without_file(self) -> str:
+        """The daemon's socket by flag, environment or default alone. Raises SocketRefused."""
+        from veloxquant.paths import socket_path
+
+        return os.path.abspath(self.options.socket or socket_path())  # noqa: PTH100 -- keeps links, as the daemon does
 
     @property
     def timeout_s(self) -> float:

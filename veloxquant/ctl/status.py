@@ -22,7 +22,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(session: Session) -> int:
     """Ask and show. Raises NotRunning (exit 3), NotAnswering (exit 4)."""
-    session.without_file = True
     status = session.client.status()
     if session.terminal.json:
         session.terminal.value(status.schema, status)

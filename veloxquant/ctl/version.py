@@ -38,7 +38,6 @@ def run(session: Session) -> int:
 
 
 def _daemon(session: Session) -> dict[str, object] | None:
-    session.without_file = True
     try:
         found = session.client.hello()
     except (DaemonError, ConfigInvalid):

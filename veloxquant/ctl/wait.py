@@ -22,13 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(session: Session) -> int:
     """Ping with patience. Raises NotRunning (exit 3) when nobody came, NotAnswering (exit 4) when one is silent."""
-    from veloxquant.client import Client
-
-    session.without_file = True
     began, limit = time.monotonic(), session.timeout_s
     if session.options.no_daemon:
         raise NotRunning("--no-daemon asks no daemon, so there is none to wait for", hint="leave --no-daemon out")
-    with Client(config=session.config, timeout_s=limit, wait_s=limit, fallback=False) as client:
+    with session.daemon_client(wait_s=limit, fallback=False) as client:
         pong = client.ping()
     waited = time.monotonic() - began
     if session.terminal.json:
