@@ -90,6 +90,25 @@ def test_a_foreign_socket_folder_fails(config: Config, monkeypatch: pytest.Monke
     assert checks_daemon.socket_folder(config).state == "failed"
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_a_socket_folder_that_cannot_be_written_fails(
+    config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch, *, made: bool
+) -> None:
+    """The daemon could not bind there, nor make the folder: the place that is shut is named."""
+    shut = folder if made else folder.parent
+    if not made:
+        folder.rmdir()
+    # Root may write whatever the mode says, so that the system's answer is replaced for that one folder.
+    access = os.access
+    monkeypatch.setattr(checks_daemon.os, "access", lambda path, mode: path != shut and access(path, mode))
+    found = checks_daemon.socket_folder(config)
+    assert (found.state, f"{shut} cannot be written" in found.text) == ("failed", True)
+    assert f"chmod u+rwx '{shut}'" in found.fix
+    assert "VELOXQUANT_SOCKET" in found.fix
+    monkeypatch.undo()
+    assert checks_daemon.socket_folder(config).state == "ok"
+
+
 def test_a_silent_daemon_fails(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody listens and does not answer: that is worse than nobody."""
     monkeypatch.setattr(checks_daemon, "_PATIENCE_S", 0.2)

@@ -10,27 +10,33 @@ from typing import TYPE_CHECKING
 from veloxquant import paths
 from veloxquant.client import Client
 from veloxquant.config import socket_of
-from veloxquant.ctl.finding import Finding, failed, note, ok
+from veloxquant.ctl.finding import Finding, existing, failed, note, ok
 from veloxquant.errors import NotRunning, VeloxError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from veloxquant.config import Config
 
 _PATIENCE_S = 2.0
 
 
 def socket_folder(config: Config) -> Finding:
-    """Only we may look into the socket's folder: whoever can write there could answer in the daemon's place."""
+    """Only we may look into the socket's folder: whoever can write there could answer in the daemon's place.
+
+    The daemon makes socket and lock in it, and the folder itself where it is missing.
+    """
     folder = socket_of(config).parent
     try:
         facts = folder.stat()
     except FileNotFoundError:
-        return ok(f"{folder} does not exist yet; the daemon makes it")
+        place = existing(folder)
+        return ok(f"{folder} does not exist yet; the daemon makes it") if _open_to_us(place) else _shut(place)
     if facts.st_uid != os.geteuid():
         return failed(f"{folder} belongs to user id {facts.st_uid}", "set VELOXQUANT_SOCKET to a folder of your own")
     if facts.st_mode & 0o077:
         return failed(f"{folder} has mode {stat.S_IMODE(facts.st_mode):04o}, open to others", f"chmod 700 '{folder}'")
-    return ok(f"{folder} is private")
+    return ok(f"{folder} is private") if _open_to_us(folder) else _shut(folder)
 
 
 def socket_answers(config: Config) -> Finding:
@@ -60,6 +66,18 @@ def lock(config: Config) -> Finding:
     finally:
         os.close(descriptor)
     return _free(config)
+
+
+def _open_to_us(folder: Path) -> bool:
+    """Whether names can be made there; a file system that is only read says no to root, too."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _shut(folder: Path) -> Finding:
+    return failed(
+        f"the daemon cannot make its socket: {folder} cannot be written",
+        f"chmod u+rwx '{folder}', or set VELOXQUANT_SOCKET to a path in a folder that you can write",
+    )
 
 
 def _held(config: Config, holder: str) -> Finding:

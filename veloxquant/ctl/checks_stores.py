@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veloxquant import local, paths
-from veloxquant.ctl.finding import Finding, failed, note, ok
+from veloxquant.ctl.finding import Finding, existing, failed, note, ok
 from veloxquant.errors import StoreError
 from veloxquant.units import format_size
 
@@ -64,7 +64,7 @@ def traces_writable(config: Config) -> Finding:
 
 def disk_space(_config: Config) -> Finding:
     """There is room for traces and records."""
-    place = _existing(paths.cache_dir())
+    place = existing(paths.cache_dir())
     free = shutil.disk_usage(place).free
     if free < _DISK_BYTES:
         return failed(f"{format_size(free)} free at {place}", "free some disk space, or set trace.cache_directory")
@@ -85,7 +85,7 @@ def clock(_config: Config) -> Finding:
 
 def _writable(folder: Path, otherwise: str, key: str) -> Finding:
     """A file can be made in the folder, or where the folder would be made."""
-    place = _existing(folder)
+    place = existing(folder)
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-"):
             pass
@@ -93,10 +93,3 @@ def _writable(folder: Path, otherwise: str, key: str) -> Finding:
         fix = f"chmod u+rwx '{place}', free disk space, or set {key}"
         return failed(f"{otherwise}: {place}: {error.strerror or error}", fix)
     return ok(f"{folder} is writable" if place == folder else f"{folder} can be made")
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or its nearest ancestor that is there."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder

@@ -8,6 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from veloxquant.config import Config
 
@@ -40,3 +41,10 @@ def note(text: str, fix: str = "") -> Finding:
 def failed(text: str, fix: str) -> Finding:
     """Something to mend, and how."""
     return Finding(state="failed", text=text, fix=fix)
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or its nearest ancestor that is there."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
