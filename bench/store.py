@@ -1,9 +1,11 @@
-"""The benchmark store beside the public tool's: add, open and match in one run, with ratios.
+"""The benchmark store beside the public tool's: add, open and match in one run, with ratios and our targets.
 
-    python bench/store.py [--sizes 100,2000] [--peer /path/to/python]
+    python bench/store.py [--sizes 100,2000] [--peer /path/to/python] [--peer-limit 2000]
 
 The peer is VeloxQuant-MLX, called in a python of its own (--peer, or VELOXQUANT_PEER_PYTHON); without it only our
-figures are printed, and that is said. Both run on the same records on the same disk, in processes of their own.
+figures are printed, and that is said. Both run on the same records on the same disk, in processes of their own. Above
+--peer-limit the peer is left out, as it writes and flushes every record at each add: a minute and more at 100,000.
+Times are wall time; CPU time is beside them, as the clock alone says little on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -17,39 +19,43 @@ import sys
 import tempfile
 from pathlib import Path
 
-SIZES = "100,2000"
+SIZES = "100,2000,20000,100000"
 ADDS = 20
 """Adds timed at each size; the mean is shown, with the writing of the index that falls among them."""
 MATCHES = 50
+MANY = 100_000
+OPEN_TARGET_S, MATCH_TARGET_S, ADD_TARGET_RATIO = 3.0, 0.001, 100.0
+"""At 100,000 records, and against the peer at 2,000."""
 
 # Runs in either program: {package} is its package, {profiles} where its model and workload profiles are made.
 WORK = """
 import json, os, sys, time
 from {package}.benchmarks.benchmark_db import BenchmarkDatabase
 {profiles}
-directory, adds, matches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+directory, adds, matches, count = sys.argv[1], *map(int, sys.argv[2:5])
 
-def timed(work, times):
-    began = time.perf_counter()
+def timed(name, work, times=1):
+    wall, cpu = time.perf_counter(), time.process_time()
     for n in range(times):
         work(n)
-    return (time.perf_counter() - began) / times
+    answer[name + "_s"] = (time.perf_counter() - wall) / times
+    answer[name + "_cpu_s"] = (time.process_time() - cpu) / times
 
 def resident():
     import resource
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024)
 
-before = resident()
-began = time.perf_counter()
-db = BenchmarkDatabase(directory)
-opened = time.perf_counter() - began
-count, grown = len(db.records), resident() - before
-match = lambda n: db.find_best_match(model, workload, ["method-3"])
-match(0)
-answer = {{"count": count, "open_s": opened, "bytes": grown / max(count, 1), "match_s": timed(match, matches)}}
+answer, made, before = {{}}, [], resident()
+timed("open", lambda n: made.append(BenchmarkDatabase(directory{limits})))
+db = made[0]
+answer["count"] = len(db.records)
+db.find_best_match(model, workload, ["method-3"])
+answer["bytes"] = (resident() - before) / max(answer["count"], 1)
+timed("match", lambda n: db.find_best_match(model, workload, ["method-3"]), matches)
 add = lambda n: db.add("bench", "org/new-1B", context_length=1 + n, chip="M4", memory_bytes=1 << 20)
-answer["add_s"] = timed(add, adds)
+timed("add", add, adds)
+{full}
 print(json.dumps(answer))
 os._exit(0)
 """
@@ -57,8 +63,15 @@ OURS = {
     "package": "veloxquant",
     "profiles": (
         "from veloxquant.profiles import ModelProfile, WorkloadProfile\n"
+        "from veloxquant.benchmarks.eviction import Limits\n"
         "model = ModelProfile(model_id='org/model-7-8B', architecture='llama')\n"
         "workload = WorkloadProfile(context_length=8192)"
+    ),
+    "limits": ", limits=Limits(max_records=count + adds)",
+    "full": (
+        "timed('first_full', lambda n: add(adds))\n"
+        "timed('full', lambda n: add(adds + 1 + n), adds)\n"
+        "assert len(db.records) == count + adds"
     ),
 }
 # Its profiles are stood in for by objects with the fields it documents.
@@ -70,7 +83,10 @@ PEERS = {
         "workload = SimpleNamespace(context_length=8192, generation_length=512, batch_size=1,\n"
         "    num_concurrent_requests=1, objective='balanced', max_latency_ms=None)"
     ),
+    "limits": "",
+    "full": "",
 }
+_COLUMNS = ("add", "full", "open", "match")
 
 
 def fill(directory: Path, count: int) -> None:
@@ -104,7 +120,7 @@ def measure(python: str, words: dict[str, str], count: int, adds: int) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "benchmarks"
         fill(directory, count)
-        command = [python, "-c", WORK.format(**words), str(directory), str(adds), str(MATCHES)]
+        command = [python, "-c", WORK.format(**words), str(directory), str(adds), str(MATCHES), str(count)]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{words['package']} failed at {count} records:\n{done.stderr}")
@@ -115,13 +131,38 @@ def measure(python: str, words: dict[str, str], count: int, adds: int) -> dict[s
 
 
 def show(name: str, count: int, figures: dict[str, float]) -> None:
-    """One line of the table."""
-    milliseconds = "  ".join(f"{figures[key] * 1e3:>10.3f}" for key in ("add_s", "open_s", "match_s"))
-    print(f"{count:>8}  {name:<10}{milliseconds}  {figures['bytes']:>10.0f}", flush=True)
+    """One line of the table: wall and CPU milliseconds of each operation."""
+    cells = []
+    for key in _COLUMNS:
+        wall, cpu = figures.get(f"{key}_s"), figures.get(f"{key}_cpu_s")
+        cells.append(f"{'-':>18}" if wall is None or cpu is None else f"{wall * 1e3:>9.3f}{cpu * 1e3:>9.3f}")
+    print(f"{count:>8}  {name:<10}{'  '.join(cells)}  {figures['bytes']:>8.0f}", flush=True)
 
 
-def main() -> None:
-    """Print the table."""
+def ratio_line(count: int, ours: dict[str, float], theirs: dict[str, float]) -> None:
+    """How many times longer the peer takes, by wall time."""
+    cells = [f"{theirs[f'{key}_s'] / ours[f'{key}_s']:>16.1f}x " if key != "full" else f"{'':18}" for key in _COLUMNS]
+    print(f"{count:>8}  {'ratio':<10}{'  '.join(cells)}", flush=True)
+
+
+def verdicts(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> bool:
+    """Each target with its figure; whether all are met."""
+    found = []
+    if MANY in ours:
+        opened, matched = ours[MANY]["open_s"], ours[MANY]["match_s"]
+        found.append((opened <= OPEN_TARGET_S, f"open {MANY:,} records: {opened:.2f} s (at most {OPEN_TARGET_S:g})"))
+        limit = f"(at most {MATCH_TARGET_S * 1e3:g})"
+        found.append((matched <= MATCH_TARGET_S, f"match among {MANY:,}: {matched * 1e3:.3f} ms {limit}"))
+    if 2000 in theirs:
+        times = theirs[2000]["add_s"] / ours[2000]["add_s"]
+        found.append((times >= ADD_TARGET_RATIO, f"add at 2,000: {times:.0f}x faster (at least {ADD_TARGET_RATIO:g})"))
+    for is_met, text in found:
+        print(f"{'met   ' if is_met else 'MISSED'}  {text}")
+    return all(is_met for is_met, _ in found)
+
+
+def main() -> int:
+    """Print the table; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--sizes", default=SIZES, help=f"record counts, default {SIZES}")
     parser.add_argument("--peer", default=os.environ.get("VELOXQUANT_PEER_PYTHON", ""), help="its python")
@@ -130,17 +171,21 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}")
     if not options.peer:
         print("the peer is not installed: its figures and the ratios are missing (--peer PYTHON)")
-    print(f"{'records':>8}  {'store':<10}{'add ms':>10}  {'open ms':>10}  {'match ms':>10}  {'B/record':>10}")
+    titles = "  ".join(f"{f'{name} ms':>9}{'CPU':>9}" for name in _COLUMNS)
+    print(f"{'records':>8}  {'store':<10}{titles}  {'B/record':>8}")
+    ours: dict[int, dict[str, float]] = {}
+    theirs: dict[int, dict[str, float]] = {}
     for count in map(int, options.sizes.split(",")):
-        ours = measure(sys.executable, OURS, count, ADDS)
-        show("veloxquant", count, ours)
+        ours[count] = measure(sys.executable, OURS, count, ADDS)
+        show("veloxquant", count, ours[count])
         if not options.peer or count > options.peer_limit:
             continue
-        theirs = measure(options.peer, PEERS, count, min(ADDS, 5))
-        show("peer", count, theirs)
-        ratios = "  ".join(f"{theirs[key] / ours[key]:>9.1f}x" for key in ("add_s", "open_s", "match_s"))
-        print(f"{count:>8}  {'ratio':<10}{ratios}", flush=True)
+        theirs[count] = measure(options.peer, PEERS, count, 5 if count <= MANY // 50 else 1)
+        show("peer", count, theirs[count])
+        ratio_line(count, ours[count], theirs[count])
+    print("full: an add to a store that is full, which evicts one; B/record: growth of the process at opening")
+    return 0 if verdicts(ours, theirs) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
