@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from veloxquant.client import Client
+from veloxquant.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,3 +99,53 @@ def test_an_impostor_hides_nothing(place: Callable[..., Place], short_folder: Pa
     assert shown.startswith("affine  ready\n")
     assert "\naffine  quarantined\n" in shown
     assert "affine (vqtest-duplicate)" in there.ctl("status").stdout
+
+
+WITHOUT_ENGINE = """
+import importlib.metadata, sys
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "mlx_lm":
+            raise ModuleNotFoundError("No module named 'mlx_lm'", name="mlx_lm")
+
+
+found = importlib.metadata.Distribution.from_name
+
+
+def from_name(name):
+    if name.replace("_", "-") == "mlx-lm":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return found(name)
+
+
+sys.meta_path.insert(0, Blocked())
+importlib.metadata.Distribution.from_name = from_name
+"""
+"""A sitecustomize for every process of a test: mlx-lm is neither found nor imported, as where it is not installed."""
+
+
+def test_without_the_engine_the_plan_says_so_and_what_to_do(
+    place: Callable[..., Place], short_folder: Path, tiny: dict[str, Any], inline: Callable[..., str]
+) -> None:
+    """Over the socket and on the command line, with a daemon and without; an unknown family is refused by its field."""
+    (short_folder / "sitecustomize.py").write_text(WITHOUT_ENGINE)
+    there = place(PYTHONPATH=str(short_folder))
+    plan = there.client.plan({"config": tiny, "weights_bytes": 2**20}, hardware=MACHINE)
+    assert plan.model["source"] == "static"
+    said = [note.text for note in plan.warnings if note.code == "model_not_traced"]
+    assert len(said) == 1
+    assert "mlx-lm is not installed: pip install mlx-lm" in said[0]
+    with pytest.raises(EngineUnavailable) as caught:
+        there.client.plan({"config": {**tiny, "model_type": "lama"}})
+    assert (caught.value.field, caught.value.hint) == ("model.config", "pip install mlx-lm")
+    question = ("--working-set", "8GiB", "--memory", "16GiB", "--weights", "1MiB", "--config")
+    unknown = inline("unknown", {**tiny, "model_type": "lama"})
+    for door in ((), ("--no-daemon",)):
+        done = there.ctl("plan", *door, *question, inline("tiny", tiny))
+        assert done.returncode == 0
+        assert "mlx-lm is not installed: pip install mlx-lm" in done.stdout
+        refused = there.ctl("plan", *door, "--json", *question, unknown)
+        error = json.loads(refused.stdout)["error"]
+        assert (refused.returncode, error["name"], error["field"]) == (2, "engine_unavailable", "model.config")

@@ -149,11 +149,14 @@ def test_when_the_worker_dies_the_static_reader_answers_and_says_why(
     """With the reason in the notes, a lower confidence, and nothing kept for later."""
     monkeypatch.setattr(profiles, "trace", lambda *_, **__: Trace(died=died))
     found = ask(resolve(config=tiny), tmp_path)
-    assert (found.source, found.notes[0]) == ("static", f"the trace {died}")
+    assert found.source == "static"
+    assert found.notes[0].startswith(f"the trace {died}: ask again")
+    assert "trace.timeout_s" in found.notes[0]
     assert found.layers == tracing.trace(tiny, "float16").layers
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ModelNotSupported, match=f"{died}.*'gemma4'"):
+    with pytest.raises(ModelNotSupported, match=f"{died}.*'gemma4'") as caught:
         ask(resolve(config={"model_type": "gemma4"}))
+    assert "trace.timeout_s" in caught.value.hint
 
 
 def test_without_the_engine_the_static_reader_answers_and_says_so(
@@ -161,10 +164,10 @@ def test_without_the_engine_the_static_reader_answers_and_says_so(
 ) -> None:
     """Not installed, or installed and not importable; what the table does not know needs the engine."""
     monkeypatch.setattr(profiles, "engine_version", lambda: None)
-    assert ask(resolve(config=tiny)).notes[0] == "mlx-lm is not installed"
+    assert ask(resolve(config=tiny)).notes[0] == "mlx-lm is not installed: pip install mlx-lm"
     with pytest.raises(EngineUnavailable, match="'kimi_k3'") as error:
         ask(resolve(config={"model_type": "kimi_k3"}))
-    assert "install mlx-lm" in error.value.hint
+    assert (error.value.hint, error.value.field) == ("pip install mlx-lm", "model.config")
 
 
 def test_an_engine_that_cannot_be_imported_counts_as_missing(
@@ -175,7 +178,7 @@ def test_an_engine_that_cannot_be_imported_counts_as_missing(
     (tmp_path / "mlx_lm" / "__init__.py").write_text("raise ImportError('blocked')")
     monkeypatch.syspath_prepend(tmp_path)
     found = ask(resolve(config=tiny))
-    assert (found.source, found.notes[0]) == ("static", "mlx-lm cannot be imported: blocked")
+    assert (found.source, found.notes[0]) == ("static", "mlx-lm cannot be imported: blocked: pip install mlx-lm")
 
 
 def test_an_engine_older_than_the_family_counts_as_not_asked(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 TRACE_SCHEMA = 2
 """Raised when what a trace says, or how it is found, changes; part of the key of kept profiles."""
 
+_MORE_ROOM = "ask again when the machine is less busy, or raise trace.timeout_s or trace.memory_limit_bytes"
+
 
 def engine_version() -> str | None:
     """Version of the installed mlx-lm, None when it is not installed. Does not import it."""
@@ -62,7 +64,7 @@ def profile(
     if kept is not None:
         return kept
     if engine_version() is None:
-        return _static(source, "mlx-lm is not installed", EngineUnavailable)
+        return _static(source, "mlx-lm is not installed", EngineUnavailable, "pip install mlx-lm")
     dtype, assumed = compute_dtype(source)
     request = TraceRequest(
         model_id=source.model_id,
@@ -87,22 +89,25 @@ def profile(
 def _without_trace(source: ModelSource, failed: Failed | None, died: str) -> ModelProfile:
     """A typed error for what the engine refuses; the static reader for what it could not be asked."""
     if failed is None:
-        return _static(source, f"the trace {died or 'gave no answer'}", ModelNotSupported)
+        return _static(source, f"the trace {died or 'gave no answer'}", ModelNotSupported, _MORE_ROOM)
     if failed.kind == "engine_missing":
-        return _static(source, failed.message, EngineUnavailable)
+        return _static(source, failed.message, EngineUnavailable, failed.hint)
     if failed.kind == "config_invalid":
         raise ModelConfigInvalid(failed.message, hint=failed.hint, field="model.config")
     if source.config.get("model_type") in static.families() and "has no model_type" in failed.message:
-        return _static(source, failed.message, ModelNotSupported)  # the installed engine is older than the family
+        # The installed engine is older than the family.
+        return _static(source, failed.message, ModelNotSupported, failed.hint)
     raise ModelNotSupported(failed.message, hint=failed.hint, field="model.config")
 
 
-def _static(source: ModelSource, why: str, otherwise: type[ModelError]) -> ModelProfile:
+def _static(source: ModelSource, why: str, otherwise: type[ModelError], way_out: str) -> ModelProfile:
+    """What the static reader says; its first note is why the engine was not asked, and what to do about it."""
     try:
         found = static.read(source)
     except ModelNotSupported as error:
-        raise otherwise(f"{why}, and {error.message}", hint=error.hint, field="model.config") from error
-    return _weighed(msgspec.structs.replace(found, notes=(why, *found.notes)), source)
+        raise otherwise(f"{why}, and {error.message}", hint=way_out, field="model.config") from error
+    note = f"{why}: {way_out}" if way_out else why
+    return _weighed(msgspec.structs.replace(found, notes=(note, *found.notes)), source)
 
 
 def _weighed(found: ModelProfile, source: ModelSource) -> ModelProfile:

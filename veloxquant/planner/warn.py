@@ -34,7 +34,8 @@ def _by_label(option: Option) -> str:
 def _about_the_model(setting: Setting) -> Iterable[Note]:
     model, workload = setting.model, setting.workload
     if model.source == "static":
-        text = "the model was read from its config, not traced: cache sizes are by rule"
+        why = f" ({model.notes[0]})" if model.notes else ""
+        text = f"the model was read from its config, not traced{why}: cache sizes are by rule"
         yield Note(code="model_not_traced", text=text)
     asked, installed = setting.request.engine_version, model.engine_version
     if asked is not None and installed is not None and asked != installed:

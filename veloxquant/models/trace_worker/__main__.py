@@ -24,7 +24,10 @@ def main() -> None:
     try:
         from veloxquant.models.trace_worker.tracing import answers
     except ImportError as error:
-        _write(answer_fd, Failed(kind="engine_missing", message=f"mlx cannot be imported: {error}"))
+        missing = Failed(
+            kind="engine_missing", message=f"mlx cannot be imported: {error}", hint="pip install --upgrade mlx"
+        )
+        _write(answer_fd, missing)
         return
     for answer in answers(request):
         _write(answer_fd, answer)
