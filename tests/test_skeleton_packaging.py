@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import version
@@ -18,6 +19,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LEFT_BEHIND = (
+    ".git",
+    ".venv*",
+    ".cache",
+    "*_cache",
+    ".hypothesis",
+    "__pycache__",
+    "*.egg-info",
+    "build",
+    "dist",
+    "*.pyc",
+)
 PACKED = ("*.py", "*.json", "*.toml", "py.typed", "*.plist", "*.service")
 
 
@@ -89,6 +102,34 @@ def test_the_wheel_works_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> No
         assert wheel.name.split("-")[1] in run(str(tmp_path / "bin" / command), "--version")
 
 
+def test_the_source_distribution_is_the_project(tmp_path: Path) -> None:
+    """Everything but what tools leave behind is in it, so that its tests can be run."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
+    folders = [source / ".ci", *(path for path in source.iterdir() if path.is_dir() and path.name[0] != ".")]
+    files = [source / name for name in ("pyproject.toml", "Makefile", "MANIFEST.in", "LICENSE", ".gitignore")]
+    files += source.glob("*.md")
+    files += [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    there = {path.relative_to(source).as_posix() for path in files}
+    build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (built,) = (source / "dist").glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        packed = {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
+    of_the_build = {name for name in packed if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    assert packed - of_the_build == there
+
+
+def test_the_extras_have_names_that_pip_knows(wheel: Path) -> None:
+    """`veloxquant[demo]` and `veloxquant[test]` can be asked for, and the demo brings no tool of the tests."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    assert {"Provides-Extra: demo", "Provides-Extra: test"} <= set(lines)
+    of_demo = {re.split(r"[\[>=; ]", one)[0] for one in PROJECT["project"]["optional-dependencies"]["demo"]}
+    assert of_demo & {"pytest", "ruff", "mypy", "hypothesis", "import-linter"} == set()
+
+
 def targets() -> set[str]:
     """Words that `make` understands."""
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
@@ -114,6 +155,37 @@ def test_make_says_what_to_install_when_python_is_too_old(tmp_path: Path) -> Non
     assert "/usr/bin/false is not Python 3.11 or newer" in done.stderr
     assert "brew install python" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_make_says_where_it_looked_for_python(tmp_path: Path) -> None:
+    """On a machine whose every Python is too old, the message names what was tried."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
+        (tmp_path / "bin" / name).symlink_to("/bin/false")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    run = ["make", "install"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": path})
+    assert done.returncode != 0
+    assert "found no Python 3.11 or newer with venv and ensurepip" in done.stderr
+    assert "looked for: python3 python3.13 python3.12 python3.11 python3.14" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [("install", "test"), ("lint", "test"), ("types", "test"), ("demo", "demo"), ("bench", "demo"), ("soak", "demo")],
+)
+def test_each_target_installs_what_it_needs(target: str, extra: str, tmp_path: Path) -> None:
+    """Whoever only wants the demo gets no linter; a folder with a blank in its name is like any other."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "pyproject.toml").touch()
+    run = ["make", "--dry-run", target]
+    clean = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=True, env=clean)
+    assert re.findall(r"--editable '\.\[(\w+)\]'", done.stdout) == [extra]
 
 
 def test_make_uses_nothing_that_old_make_lacks() -> None:
@@ -169,6 +241,7 @@ def test_documents_name_only_targets_that_exist(document: Path) -> None:
 def test_every_dependency_has_a_reason() -> None:
     """docs/decisions/0002-dependencies.md has a line for each package the project installs."""
     text = (ROOT / "docs" / "decisions" / "0002-dependencies.md").read_text(encoding="utf-8")
-    everything = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["test"]]
-    names = {re.split(r"[\[>=; ]", line)[0] for line in everything}
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    everything = [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)]
+    names = {re.split(r"[\[>=; ]", line)[0] for line in everything} - {PROJECT["project"]["name"]}
     assert {name for name in names if f"`{name}`" not in text} == set()
