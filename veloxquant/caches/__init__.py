@@ -1,1 +1,1 @@
-"""MLX parts that methods are built from, and the door that puts planned caches on a model."""
+"""MLX parts that methods are built from, and the count of what a cache really holds."""

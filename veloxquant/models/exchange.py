@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -66,9 +66,9 @@ Answer = Traced | Probed | Failed
 _ANSWERS = msgspec.json.Decoder(Answer)
 
 
-def decode_answers(lines: bytes) -> list[Traced | Probed | Failed]:
-    """Every whole, valid line; a line that was cut off or is none of ours is left out."""
-    answers: list[Any] = []
+def decode_answers(lines: bytes) -> list[Answer]:
+    """The whole lines up to the first that is none of ours: nothing after that one is to be trusted."""
+    answers: list[Answer] = []
     for line in lines.split(b"\n")[:-1]:
         try:
             answers.append(_ANSWERS.decode(line))

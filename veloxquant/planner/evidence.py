@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.benchmarks.fingerprint import known
 from veloxquant.benchmarks.matching import chip_factor, size_factor, version_numbers
@@ -153,6 +154,14 @@ def kl_of(record: BenchmarkRecord) -> float | None:
     return next((float(m[1]) for tag in sorted(record.tags) if (m := _KL.fullmatch(tag))), None)
 
 
+class _Weighed(NamedTuple):
+    """A record that tells bytes of one sequence, beside the growth that the arithmetic gives at its length."""
+
+    growth: float
+    size: float
+    seen: Sighting
+
+
 def measured_memory(
     sizing: Sequence[Sighting], shape: Shape, baseline: Shape
 ) -> tuple[Measured, tuple[Sighting, ...]] | None:
@@ -161,24 +170,23 @@ def measured_memory(
     One length gives the ratio of measured to traced growth beside the traced fixed part; several far enough apart give
     straight lines between them, made non-decreasing since a cache does not shrink as it fills. None without a figure.
     """
-    used: list[tuple[float, float, Sighting]] = []
+    used: list[_Weighed] = []
     fixed = 0.0
     sized = [(one, size) for one in sizing if one.same_model and (size := _bytes_of(one.record, baseline))]
     # Longest first, best first of equals: of records too near to each other to give a slope the longest is kept.
     for one, size in sorted(sized, key=lambda pair: -pair[0].context):
         stored, fixed = _traced(one.record, shape)
         growth = stored - fixed
-        if not used or growth * _APART <= used[-1][0] > growth:
-            used.append((growth, size, one))
+        if not used or growth * _APART <= used[-1].growth > growth:
+            used.append(_Weighed(growth, size, one))
     if not used:
         return None
     used.reverse()
-    points = [(growth, size) for growth, size, _ in used]
-    if len(points) == 1 and points[0][0] > 0:
-        points.insert(0, (0.0, min(fixed, points[0][1])))
-    highest = [max(size for _, size in points[: i + 1]) for i in range(len(points))]
-    joined = tuple((growth, size) for (growth, _), size in zip(points, highest, strict=True))
-    return Measured(joined), tuple(one for _, _, one in used)
+    highest = accumulate((one.size for one in used), max)
+    points = [(one.growth, size) for one, size in zip(used, highest, strict=True)]
+    if len(points) == 1 and used[0].growth > 0:
+        points.insert(0, (0.0, min(fixed, used[0].size)))
+    return Measured(tuple(points)), tuple(one.seen for one in used)
 
 
 def _bytes_of(record: BenchmarkRecord, baseline: Shape) -> float | None:
