@@ -58,7 +58,7 @@ def _layer(index: int, cache: Any, rank: int | None) -> CacheLayer:
             "not_supported",
             f"the {type(cache).__name__} of layer {index} holds {held} bytes where its rule gives {ruled}: "
             "the caches of this mlx-lm grow by other rules than the known ones",
-            "install the mlx-lm version named in the README",
+            "`veloxquantctl doctor` names the mlx-lm version that was tested: install that one",
         )
     return CacheLayer(index=index, engine_class=type(cache).__name__, parts=parts)
 
