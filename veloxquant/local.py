@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from veloxquant import paths
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, default_benchmark_dir
 from veloxquant.errors import EngineUnavailable, StoreError
@@ -144,10 +146,11 @@ def cached_profile(source: ModelSource, world: World) -> ModelProfile | None:
 def trace_profile(source: ModelSource, world: World) -> ModelProfile:
     """Trace the model in a worker process: seconds, blocking, bounded by the configured time and memory.
 
+    A disk that cannot keep the trace is told of in the profile, and so in each plan made from it.
     Raises ModelConfigInvalid, ModelNotSupported, EngineUnavailable.
     """
     trace = world.config.trace
-    return models_profile.profile(
+    found = models_profile.profile(
         source,
         probes=world.loaded.probes(),
         factory=FACTORY,
@@ -156,9 +159,11 @@ def trace_profile(source: ModelSource, world: World) -> ModelProfile:
         timeout_s=trace.timeout_s,
         memory_limit_bytes=trace.memory_limit_bytes,
     )
+    why = _unkept(world.config) if found.source == "traced" else None
+    return found if why is None else msgspec.structs.replace(found, unkept=why)
 
 
-def traces_unkept(config: Config) -> str | None:
+def _unkept(config: Config) -> str | None:
     """Why a traced model cannot be kept, with the way out; None when it can. Writes a small file and removes it."""
     folder = trace_directory(config)
     try:
@@ -204,12 +209,7 @@ def fit(params: FitParams, world: World) -> FitTable:
 def _resolved(params: PlanParams | FitParams, world: World) -> PlanRequest:
     source = model_source(params)
     profile = cached_profile(source, world)
-    if profile is None:
-        profile = trace_profile(source, world)
-        trouble = traces_unkept(world.config)
-        if trouble is not None:
-            _log.warning("%s", trouble)
-    return request(params, profile, world)
+    return request(params, trace_profile(source, world) if profile is None else profile, world)
 
 
 def _engine_version(engine: EngineParams | None, profile: ModelProfile) -> str | None:

@@ -153,12 +153,14 @@ def test_no_room_for_the_cache_stops_no_plan(start: Callable[..., Daemon], short
     (short_folder / "file").write_text("")
     daemon = start(env={"VELOXQUANT_TRACE_CACHE_DIRECTORY": str(short_folder / "file" / "traces")}).ready()
     assert bytes_per_token(daemon.call("plan", TINY)) == TINY_BYTES_PER_TOKEN
-    daemon.call("plan", TINY | {"workload": {"context_length": 100}})
+    plan = daemon.call("plan", TINY | {"workload": {"context_length": 100}})
+    (said,) = [note["text"] for note in plan["warnings"] if note["code"] == "trace_not_kept"]
     status = daemon.call("status")
     assert status["traces"]["done"] == 1
     (warning,) = status["warnings"]
     assert str(short_folder / "file" / "traces") in warning
     assert "trace.cache_directory" in warning
+    assert (said, [one["text"] for one in daemon.events("trace.not_kept")]) == (warning, [warning])
 
 
 def test_without_an_engine_the_answer_says_so(start: Callable[..., Daemon], short_folder: Path) -> None:

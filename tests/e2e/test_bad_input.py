@@ -145,7 +145,6 @@ def test_without_the_engine_a_plan_says_so(
 def test_a_full_disk_costs_the_cache_and_not_the_plan(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
     inline: Callable[..., str],
     tiny: dict[str, Any],
 ) -> None:
@@ -157,8 +156,10 @@ def test_a_full_disk_costs_the_cache_and_not_the_plan(
     monkeypatch.setenv("VELOXQUANT_TRACE_CACHE_DIRECTORY", "/dev/full/traces")
     words = ["plan", "--no-daemon", "--json", "--config", inline("tiny", tiny), "--weights", "1MiB"]
     assert main([*words, "--memory", "16GiB", "--working-set", "11GiB"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"]["source"] == "traced"
-    assert "trace.cache_directory" in caplog.text
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["model"]["source"] == "traced"
+    (said,) = [note["text"] for note in plan["warnings"] if note["code"] == "trace_not_kept"]
+    assert "trace.cache_directory" in said
     assert main(["doctor", "--json"]) == 1
     checks = {one["name"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["trace cache"]["state"] == "failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,11 @@ IMPOSTOR = Path(__file__).parents[1] / "methods" / "dists" / "duplicate" / "vqte
 MACHINE = {"working_set_bytes": 2**33, "total_memory_bytes": 2**34}
 
 
+_BOOT = "import sys; from veloxquant.daemon.main import main; sys.exit(main())"
+_LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); {_BOOT}"
+"""A daemon whose files end at 4 KiB: what a full disk is to a program, where none can be mounted."""
+
+
 class Place(NamedTuple):
     """A daemon in surroundings of its own, and the command line in the same ones."""
 
@@ -40,13 +46,13 @@ def place(short_folder: Path) -> Iterator[Callable[..., Place]]:
     """Start a daemon with these variables in its environment; its default socket is found without a flag."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(**variables: str) -> Place:
+    def begin(boot: str = _BOOT, **variables: str) -> Place:
         names = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("VELOXQUANT_")}
         environment = {**kept, **dict.fromkeys(names, str(short_folder)), **variables}
         log = short_folder / "log"
         with log.open("wb") as file:
-            command = [sys.executable, "-m", "veloxquant.daemon.main"]
+            command = [sys.executable, "-c", boot]
             started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
         client = Client(short_folder / "veloxquant" / "d.sock", timeout_s=60, wait_s=60, fallback=False)
         client.ping()
@@ -149,3 +155,42 @@ def test_without_the_engine_the_plan_says_so_and_what_to_do(
         refused = there.ctl("plan", *door, "--json", *question, unknown)
         error = json.loads(refused.stdout)["error"]
         assert (refused.returncode, error["name"], error["field"]) == (2, "engine_unavailable", "model.config")
+
+
+@pytest.fixture
+def full_disk(short_folder: Path) -> Iterator[tuple[Path, str]]:
+    """A folder in which nothing can be written, and how to start a daemon that finds it so.
+
+    A file system of 64 KiB that is full, where we may mount one; else a daemon whose files are cut short.
+    """
+    folder = short_folder / "full"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        yield folder, _LIMITED
+        return
+    try:
+        with contextlib.suppress(OSError), (folder / "fill").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield folder, _BOOT
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_the_cache_and_says_so_everywhere(
+    full_disk: tuple[Path, str], place: Callable[..., Place], tiny: dict[str, Any]
+) -> None:
+    """The plan is traced and made; plan, fit, status and log carry one warning each, with the way out."""
+    folder, boot = full_disk
+    there = place(boot, XDG_CACHE_HOME=str(folder), VELOXQUANT_TRACE_CACHE_DIRECTORY=str(folder / "traces"))
+    question = {"config": tiny, "weights_bytes": 2**20}
+    for answer in (there.client.plan(question, hardware=MACHINE), there.client.fit(question, hardware=MACHINE)):
+        assert answer.model["source"] == "traced"
+        (said,) = [note.text for note in answer.warnings if note.code == "trace_not_kept"]
+        assert "trace.cache_directory" in said
+        assert str(folder) in said
+    assert there.client.status().warnings == (said,)
+    log = [json.loads(line) for line in there.log.read_text().splitlines()]
+    assert [(line["level"], line["text"]) for line in log if line["event"] == "trace.not_kept"] == [("warning", said)]
+    assert not list((folder / "traces").glob("*.json"))

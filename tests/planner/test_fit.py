@@ -42,6 +42,19 @@ def test_weights_that_do_not_fit_leave_no_context() -> None:
     assert table.warnings[0].code == "weights_do_not_fit"
 
 
+def test_a_table_says_how_the_model_is_known() -> None:
+    """As a plan does: read from its config and why, or traced by a process that could not keep the trace."""
+    static = msgspec.structs.replace(llama_8b(), source="static", notes=("mlx-lm is not installed: pip install it",))
+    unkept = msgspec.structs.replace(llama_8b(), unkept="the disk is full: make room")
+    for profile, code, text in (
+        (static, "model_not_traced", "mlx-lm is not installed: pip install it"),
+        (unkept, "trace_not_kept", "the disk is full: make room"),
+    ):
+        for answer in (_table(profile, SMALL), ask(profile, SMALL)):
+            assert [note.code for note in answer.warnings if text in note.text] == [code]
+    assert _table(llama_8b(), SMALL).warnings == ()
+
+
 def test_refused_variants_are_listed_and_the_engines_own_comes_first() -> None:
     """With their reasons; the table survives JSON."""
     table = _table(deepseek_v3(refused="no swapaxes"), mac(512, 400))

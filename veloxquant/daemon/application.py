@@ -177,9 +177,12 @@ class Application:
     def _trace(self, source: ModelSource, world: World) -> ModelProfile:
         """In a thread: trace a model, and warn when the disk cannot keep what was found."""
         profile = local.trace_profile(source, world)
-        why = local.traces_unkept(world.config)
+        if profile.source != "traced":
+            return profile
+        if profile.unkept is not None:
+            log.event("trace.not_kept", logging.WARNING, model=source.model_id, text=profile.unkept)
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody reads warnings any more
-            self._loop.call_soon_threadsafe(self.state.warn, "traces", why)
+            self._loop.call_soon_threadsafe(self.state.warn, "traces", profile.unkept)
         return profile
 
     def _build(self) -> tuple[World, RecordFeed]:

@@ -13,7 +13,7 @@ from veloxquant.planner.memory import whole_bytes_per_token, with_sequences
 from veloxquant.planner.option import Option, consider
 from veloxquant.planner.result import Budget, Note, Rejected
 from veloxquant.planner.setting import set_up
-from veloxquant.planner.warn import weights_do_not_fit
+from veloxquant.planner.warn import about_the_source, weights_do_not_fit
 
 if TYPE_CHECKING:
     from veloxquant.planner.request import PlanRequest
@@ -65,7 +65,7 @@ def fit(request: PlanRequest, snapshot: Snapshot) -> FitTable:
     options = [one for one in found if isinstance(one, Option)]
     refused = [one for one in found if isinstance(one, Rejected)]
     options.sort(key=lambda option: (not option.engine_own, option.label))
-    short = setting.room.short_without_caches
+    weights = (weights_do_not_fit(setting),) if setting.room.short_without_caches else ()
     return FitTable(
         generation=snapshot.generation,
         source=snapshot.source,
@@ -77,7 +77,7 @@ def fit(request: PlanRequest, snapshot: Snapshot) -> FitTable:
         engine=facts.engine_facts(setting),
         budget=setting.room.budget,
         max_position=setting.model.max_position,
-        warnings=(weights_do_not_fit(setting), *setting.room.warnings) if short else setting.room.warnings,
+        warnings=(*weights, *setting.room.warnings, *about_the_source(setting)),
     )
 
 

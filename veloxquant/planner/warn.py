@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:
     """Doubts about the question, the chosen variant and the records, each once."""
-    notes = [*setting.room.warnings, *_about_the_model(setting)]
+    notes = [*setting.room.warnings, *about_the_source(setting), *_about_the_model(setting)]
     if chosen is not None:
         notes += _about_the_chosen(setting, chosen)
     notes += [note for option in sorted(options, key=_by_label) for note in option.seen.warnings]
@@ -31,16 +31,23 @@ def _by_label(option: Option) -> str:
     return option.label
 
 
-def _about_the_model(setting: Setting) -> Iterable[Note]:
-    model, workload = setting.model, setting.workload
+def about_the_source(setting: Setting) -> Iterable[Note]:
+    """How what is known of the model came to be known, where that is a doubt or costs time again."""
+    model = setting.model
     if model.source == "static":
         why = f" ({model.notes[0]})" if model.notes else ""
         text = f"the model was read from its config, not traced{why}: cache sizes are by rule"
         yield Note(code="model_not_traced", text=text)
+    if model.unkept is not None:
+        yield Note(code="trace_not_kept", text=model.unkept)
     asked, installed = setting.request.engine_version, model.engine_version
     if asked is not None and installed is not None and asked != installed:
         text = f"planned for {model.engine_name} {asked}, but the model was traced under {installed}"
         yield Note(code="engine_version_differs", text=text)
+
+
+def _about_the_model(setting: Setting) -> Iterable[Note]:
+    model, workload = setting.model, setting.workload
     if model.max_position is not None and workload.tokens > model.max_position:
         text = f"{workload.tokens:,} tokens are more than the {model.max_position:,} positions the model was made for"
         yield Note(code="context_beyond_model", text=text, value=model.max_position)

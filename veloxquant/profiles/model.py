@@ -116,6 +116,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     fused_attention: bool = True
     """The engine's own float path uses a fused kernel (no score matrix) on every growing layer."""
     probes: tuple[Probe, ...] = ()
+    unkept: str | None = None
+    """Why the disk could not keep this trace, with the way out; None when it could."""
 
     @property
     def growing_parts(self) -> tuple[CachePart, ...]:
