@@ -22,8 +22,10 @@ import smollm2
 from shown import describe, say, show_hardware, show_plan
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.ctl import figures
 from veloxquant.errors import VeloxError
 from veloxquant.profiles import WorkloadProfile
+from veloxquant.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +181,7 @@ def learn(client: Client, folder: Path, run: Run, before: Plan) -> None:
         source="veloxquant",
         tags=["demo", "repeats=1"],
     )
-    say(f"  wrote record {record.id}: {before.chosen.label}, {run.tokens_per_s:.2f} tok/s measured in this run")
+    say(f"  wrote record {record.id}: {before.chosen.label}, {figures.rate(run.tokens_per_s)} measured in this run")
     waited = time.perf_counter()
     while True:
         after = planned(client, folder, run.prompt_tokens, LONG_GENERATION_TOKENS, ["affine"])
@@ -189,7 +191,7 @@ def learn(client: Client, folder: Path, run: Run, before: Plan) -> None:
         time.sleep(0.05)
     check(cited is not None, "the daemon's plan does not cite the record within 20 s")
     assert cited is not None
-    say(f"  generation {before.generation} -> {after.generation} after {time.perf_counter() - waited:.2f} s")
+    say(f"  generation {before.generation} -> {after.generation} after {format_duration(time.perf_counter() - waited)}")
     say(f"    before   {describe(before.chosen)}")
     say(f"    now      {describe(cited)}, cites {', '.join(cited.speed.evidence.record_ids)}")
     check(after.generation > before.generation, "the generation did not rise")
@@ -233,7 +235,7 @@ class Steps:
         """Announce the next step."""
         self.number += 1
         self.title = title
-        say(f"\n[{self.number}/{self.count}, {time.perf_counter() - self.began:.0f} s] {title}")
+        say(f"\n[{self.number}/{self.count}, {format_duration(time.perf_counter() - self.began)}] {title}")
 
 
 def demo(wheel: Path, cache: Path, step: Steps) -> None:
@@ -245,7 +247,7 @@ def demo(wheel: Path, cache: Path, step: Steps) -> None:
         home.adopt()
         step("Daemon on a private socket")
         with session.running(home) as daemon, daemon.client() as client:
-            say(f"  pid {daemon.process.pid} answers on {home.socket} after {daemon.ready_s * 1000:.0f} ms")
+            say(f"  pid {daemon.process.pid} answers on {home.socket} after {format_duration(daemon.ready_s)}")
             ask(daemon, client, folder, step)
 
 
@@ -294,7 +296,7 @@ def attempt(run: Callable[[], None], step: Steps) -> int:
         if hint := getattr(error, "hint", ""):
             print(f"  {hint}", file=sys.stderr)
         return 1
-    say(f"\nAll {step.count} steps done in {time.perf_counter() - step.began:.0f} s.")
+    say(f"\nAll {step.count} steps done in {format_duration(time.perf_counter() - step.began)}.")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from veloxquant.ctl import figures
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def show_plan(plan: Plan, title: str) -> None:
 def describe(candidate: Candidate) -> str:
     """One line: label, bytes, room left, speed with its source, quality."""
     speed = candidate.speed.decode_tok_s
-    decode = "speed not known" if speed is None else f"{speed:.3g} tok/s ({candidate.speed.evidence.source})"
+    decode = "speed not known" if speed is None else f"{figures.rate(speed)} ({candidate.speed.evidence.source})"
     return (
         f"{candidate.label:14} {format_size(candidate.memory.stored_bytes):>9} of cache, "
         f"{format_size(candidate.fit.headroom_bytes):>9} left, {decode}, KL {candidate.quality.kl_mean:.2g}"

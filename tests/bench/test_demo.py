@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import demo
 import pytest
@@ -13,27 +11,24 @@ import session
 
 from veloxquant.errors import NotRunning
 
-ROOT = Path(__file__).parents[2]
-
-
-def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
-    """As `make demo` runs it."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "demo.py"), *words], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.mark.timeout(300)
-def test_the_whole_product_on_a_real_model(wheel: Path) -> None:
+def test_the_whole_product_on_a_real_model(demo_run: subprocess.CompletedProcess[str]) -> None:
     """Every step of the demo passes: plans, text, equal bytes, a cited record, a clean stop."""
-    done = run_demo("--wheel", str(wheel), "--cache", str(wheel.parent))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{demo.QUESTION} -> {demo.ANSWER}" in done.stdout
-    assert done.stdout.count("promised") == 2
-    assert "exit code 0, the socket is gone" in done.stdout
+    assert demo_run.returncode == 0, demo_run.stdout + demo_run.stderr
+    assert f"{demo.QUESTION} -> {demo.ANSWER}" in demo_run.stdout
+    assert demo_run.stdout.count("promised") == 2
+    assert "exit code 0, the socket is gone" in demo_run.stdout
 
 
-def test_a_wheel_that_is_not_one_ends_the_demo(tmp_path: Path) -> None:
+def test_a_wheel_that_is_not_one_ends_the_demo(
+    tmp_path: Path, run_demo: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     """The exit code is 1, and the error names the step and the file."""
     (tmp_path / "broken.whl").write_bytes(b"no zip")
     done = run_demo("--wheel", str(tmp_path / "broken.whl"), "--cache", str(tmp_path))
