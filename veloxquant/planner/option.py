@@ -14,7 +14,7 @@ from veloxquant.planner.evidence import measured_memory, memory_evidence
 from veloxquant.planner.largest import largest_context
 from veloxquant.planner.layout import ENGINE_OWN, Refusal, lay_out
 from veloxquant.planner.memory import shape_of
-from veloxquant.planner.quality import broken_family, quality
+from veloxquant.planner.quality import broken_family
 from veloxquant.planner.rejection import rejected
 from veloxquant.planner.sizing import choose_step
 from veloxquant.planner.throughput import served
@@ -69,7 +69,7 @@ class Option:
     @cached_property
     def quality(self) -> Quality:
         """Mean KL with its grounds."""
-        return quality(self.setting.model, self.offer, self.seen.usable)
+        return self.setting.quality(self.offer)
 
     @cached_property
     def line(self) -> Roofline:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from veloxquant.planner import tables
 from veloxquant.planner.evidence import evidence, kl_of
-from veloxquant.planner.layout import ENGINE_OWN
 from veloxquant.planner.result import Evidence, Quality
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from veloxquant.methods.method import Method, Variant
     from veloxquant.planner.evidence import Sighting
     from veloxquant.planner.memory import Shape
     from veloxquant.planner.snapshot import Offer
@@ -32,7 +32,7 @@ _NEAR_SIZE = 8
 _PLAIN_PERPLEXITY = 40.0
 """No model in use has a higher perplexity on ordinary text (GPT-2 small, WikiText-103: 37.5), so that a rise of d nats
 in log perplexity is at least log(1 + delta / 40)."""
-_PRIOR_CONFIDENCE = 0.3
+PRIOR_CONFIDENCE = 0.3
 _DELTA_SPREAD = 2.0
 """KL over rise in log perplexity, 64 quantizers on SmolLM2-135M: 0.5 to 2."""
 
@@ -65,17 +65,37 @@ def _nominal_key_bits(offer: Offer, stored: float) -> float:
     return min(stored, float(named)) if isinstance(named, (int, float)) else stored
 
 
-def quality(model: ModelProfile, offer: Offer, usable: Sequence[Sighting]) -> Quality:
-    """The best grounded figure there is, with its range. Raises MethodError from the method's own prior."""
-    if offer.method.name == ENGINE_OWN:
-        own = Evidence(source="traced", notes=("the reference: by definition",))
-        return Quality(kl_mean=0.0, perplexity_delta=0.0, low=0.0, high=0.0, evidence=own)
-    estimate = _published(model, offer.variant.label) or _prior(offer)
-    judged = [one for one in usable if kl_of(one.record) is not None]
-    if judged:
-        return _measured_kl(judged[0], estimate)
-    weighed = [one for one in usable if one.record.perplexity_delta is not None]
-    return _measured_perplexity(weighed[0], estimate) if weighed else estimate
+def engine_own() -> Quality:
+    """The engine's own cache is what the others are held against."""
+    own = Evidence(source="traced", notes=("the reference: by definition",))
+    return Quality(kl_mean=0.0, perplexity_delta=0.0, low=0.0, high=0.0, evidence=own)
+
+
+def grounded(model: ModelProfile, label: str, usable: Sequence[Sighting], word: Quality) -> Quality | None:
+    """A measured KL, else a published one; None when there is neither. `word`: what the method says of itself."""
+    published = _published(model, label)
+    judged = next((one for one in usable if kl_of(one.record) is not None), None)
+    return published if judged is None else _measured_kl(judged, published or word)
+
+
+def by_perplexity(estimate: Quality, usable: Sequence[Sighting]) -> Quality:
+    """The estimate within what a measured perplexity allows; as it is where its KL was measured or nothing was."""
+    weighed = next((one for one in usable if one.record.perplexity_delta is not None), None)
+    if weighed is None or estimate.evidence.source == "measured":
+        return estimate
+    return _measured_perplexity(weighed, estimate)
+
+
+def prior(method: Method, variant: Variant) -> Quality:
+    """The method's own word. Raises MethodError from it."""
+    said = method.quality_prior(variant)
+    return Quality(
+        kl_mean=float(said.kl_mean),
+        perplexity_delta=_maybe(said.perplexity_delta),
+        low=float(said.low),
+        high=float(said.high),
+        evidence=Evidence(source="prior", confidence=PRIOR_CONFIDENCE, notes=(said.source,)),
+    )
 
 
 def _measured(usable: Sequence[Sighting]) -> bool:
@@ -164,14 +184,3 @@ def _cite(row: PublishedQuality) -> str:
 def _maybe(number: float | None) -> float | None:
     """A whole number from JSON or an author becomes the float that a plan shows."""
     return None if number is None else float(number)
-
-
-def _prior(offer: Offer) -> Quality:
-    prior = offer.method.quality_prior(offer.variant)
-    return Quality(
-        kl_mean=float(prior.kl_mean),
-        perplexity_delta=_maybe(prior.perplexity_delta),
-        low=float(prior.low),
-        high=float(prior.high),
-        evidence=Evidence(source="prior", confidence=_PRIOR_CONFIDENCE, notes=(prior.source,)),
-    )

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from veloxquant.planner import evidence
+from veloxquant.planner import evidence, quality
 from veloxquant.planner.budget import room
 from veloxquant.planner.layout import ENGINE_OWN, engine_own
 from veloxquant.planner.memory import footprint, shape_of
+from veloxquant.planner.siblings import qualities
 from veloxquant.planner.speed import decode, prefill_tok_s, roofline, speed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from veloxquant.planner.budget import Room
-    from veloxquant.planner.evidence import Sightings
+    from veloxquant.planner.evidence import Sighting, Sightings
     from veloxquant.planner.memory import Footprint, Shape
     from veloxquant.planner.request import PlanRequest
-    from veloxquant.planner.result import Speed
-    from veloxquant.planner.snapshot import Records, Snapshot
+    from veloxquant.planner.result import Quality, Speed
+    from veloxquant.planner.snapshot import Offer, Records, Snapshot
     from veloxquant.planner.speed import Decode, Roofline
     from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
 
@@ -51,7 +55,32 @@ class Setting:
 
     def sightings(self, label: str) -> Sightings:
         """Usable records of one variant."""
-        return evidence.sightings(self.records, label, self.model, self.workload, self.hardware)
+        if label not in self._seen:
+            self._seen[label] = evidence.sightings(self.records, label, self.model, self.workload, self.hardware)
+        return self._seen[label]
+
+    def quality(self, offer: Offer) -> Quality:
+        """Mean KL of one variant with its grounds. Raises MethodError from the method."""
+        if offer.method.name == ENGINE_OWN:
+            return quality.engine_own()
+        if id(offer.method) not in self._judged:
+            self._judged[id(offer.method)] = qualities(self.model, offer.method, self._usable)
+        found = self._judged[id(offer.method)].get(offer.variant.label)
+        # A variant that the method could not answer for is asked about once more, so that the error reaches the plan.
+        return found if found is not None else quality.prior(offer.method, offer.variant)
+
+    def _usable(self, label: str) -> Sequence[Sighting]:
+        return self.sightings(label).usable
+
+    @cached_property
+    def _seen(self) -> dict[str, Sightings]:
+        """Looked up so far: siblings are asked about by each other."""
+        return {}
+
+    @cached_property
+    def _judged(self) -> dict[int, Mapping[str, Quality]]:
+        """Qualities of each method's variants, by the method's identity; the offers hold the methods as long."""
+        return {}
 
 
 def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
