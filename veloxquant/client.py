@@ -126,7 +126,8 @@ class Client:
 
         `model`: a folder (path or text), an id "org/name" of the local hub cache, a config as a mapping, or the
         protocol's own mapping. `workload`: a WorkloadProfile or its fields as a mapping; single fields may be given by
-        name: plan(model, context_length=32768, objective="memory"). `hardware`: overrides as in docs/protocol.md.
+        name: plan(model, context_length=32768, objective="memory"). `hardware`: facts in place of this machine's: chip,
+        gpu_cores, total_memory_bytes, working_set_bytes, active_bytes, max_buffer_bytes, bandwidth_gbps, versions.
         Raises RequestError, ModelError, MethodError for wrong input, DaemonError when nobody can answer.
         """
         from veloxquant.planner.result import SCHEMA, Plan
@@ -171,7 +172,7 @@ class Client:
         return self._typed("methods", {} if name is None else {"name": name}, answers.MethodList, timeout_s)
 
     def records(self, *, timeout_s: float | None = None, **filters: Any) -> answers.RecordPage:
-        """A page of the benchmark directory: filters as in docs/protocol.md (limit, offset, method, skipped...)."""
+        """A page of the benchmark directory: filters are limit, offset, method, model_id and skipped."""
         return self._typed("records", filters, answers.RecordPage, timeout_s)
 
     def hardware(

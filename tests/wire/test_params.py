@@ -31,6 +31,26 @@ def nested(depth: int) -> Any:
     return value
 
 
+@pytest.mark.parametrize(
+    ("method", "params", "hint"),
+    [
+        ("plan", {"model": MODEL, "workload": {"contxt_length": 1}}, "did you mean context_length?"),
+        ("plan", {"model": {"ids": "o/n"}}, "did you mean id?"),
+        ("hello", {"zzz": 1}, "it takes client, protocol, want"),
+        ("explain", {"plan_id": "x", "engine": {"zzz": 1}}, "engine takes name, version"),
+        ("ping", {"zzz": 1}, "it takes nothing"),
+        ("plan", {}, "give model"),
+        ("plan", {"model": MODEL, "engine": {"name": "vllm"}}, "use mlx-lm"),
+        ("subscribe", {"topics": ["x"]}, "use one of generation, records, methods, hardware, warnings"),
+        ("records", {"limit": 0}, "give limit as the message says, or leave it out"),
+        ("plan", [], "give an object"),
+    ],
+)
+def test_the_way_out_is_in_the_hint(method: str, params: Any, hint: str) -> None:
+    """In words of its own: the page on the protocol is in no wheel."""
+    assert refused(method, params).hint == hint
+
+
 def test_the_calls_are_the_protocols() -> None:
     """No call is missing and none is there that nobody promised."""
     names = "hello ping plan fit explain methods records hardware status reload subscribe unsubscribe shutdown"

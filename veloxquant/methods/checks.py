@@ -236,4 +236,4 @@ def _kind(value: Any) -> str:
 
 
 def _wrong(message: str) -> MethodRefused:
-    return MethodRefused(message, hint="see docs/methods.md for what each function returns")
+    return MethodRefused(message, hint="help(veloxquant.methods.Method) says what each function returns")

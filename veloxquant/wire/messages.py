@@ -23,7 +23,7 @@ from veloxquant.errors import (
     UnknownMethod,
     VeloxError,
 )
-from veloxquant.wire import codes
+from veloxquant.wire import codes, known
 from veloxquant.wire.codes import ErrorObject
 from veloxquant.wire.frames import ANSWER_LIMIT_BYTES, REQUEST_LIMIT_BYTES, too_large
 from veloxquant.wire.params import (
@@ -46,7 +46,7 @@ from veloxquant.wire.params import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "PARAMS",
@@ -138,6 +138,7 @@ _ENCODER = msgspec.json.Encoder()
 
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _NAMED = re.compile(r"^Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
+_SAME_VERSION = "install the same veloxquant version on both sides"
 _WORKLOAD_FIELDS = frozenset(msgspec.structs.asdict(PlanParams(model=ModelParams(id="x")).workload))
 
 
@@ -173,7 +174,9 @@ def convert_params(method: str, params: Any) -> Params:
             hint="use numbers, text, lists and mappings",
             field="params",
         ) from problem
-    return _checked(lambda: msgspec.convert(plain, _params_of(method)), InvalidParams, f"params of {method}")
+    return _checked(
+        lambda: msgspec.convert(plain, _params_of(method)), InvalidParams, f"params of {method}", _params_of(method)
+    )
 
 
 def salvage_id(frame: bytes) -> int | str | None:
@@ -230,15 +233,15 @@ def _params_of(method: str) -> type[Params]:
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, wrong: type[VeloxError], what: str) -> T:
-    return _checked(lambda: decoder.decode(data), wrong, what)
+    return _checked(lambda: decoder.decode(data), wrong, what, decoder.type)
 
 
-def _checked(read: Callable[[], T], wrong: type[VeloxError], what: str) -> T:
+def _checked(read: Callable[[], T], wrong: type[VeloxError], what: str, kind: Any) -> T:
     """Run `read`, and turn each way it can fail into a typed error."""
     try:
         return read()
     except msgspec.ValidationError as problem:
-        raise _invalid(wrong, what, str(problem)) from None
+        raise _invalid(wrong, what, str(problem), kind) from None
     except InvalidParams as problem:  # from a struct's own check; a workload does not know where it stands
         if problem.field in _WORKLOAD_FIELDS:
             problem.field = f"workload.{problem.field}"
@@ -247,19 +250,30 @@ def _checked(read: Callable[[], T], wrong: type[VeloxError], what: str) -> T:
         text = "it nests too deeply"
     except ValueError as problem:  # malformed JSON, bad UTF-8, a number of thousands of digits
         text = str(problem)
-    kind = NotAnswering if wrong is NotAnswering else ParseError
-    raise kind(f"{what} cannot be read: {text}", hint="send one JSON object in UTF-8 on one line")
+    if wrong is NotAnswering:
+        raise NotAnswering(f"{what} cannot be read: {text}", hint=_SAME_VERSION)
+    raise ParseError(f"{what} cannot be read: {text}", hint="send one JSON object in UTF-8 on one line")
 
 
-def _invalid(wrong: type[VeloxError], what: str, text: str) -> VeloxError:
+def _invalid(wrong: type[VeloxError], what: str, text: str, kind: Any) -> VeloxError:
     """The typed error for a well-formed value of the wrong shape, with the path of the field."""
     path = _PATH.search(text)
     reason = text[: path.start()] if path else text
     parts = [path.group(1).lstrip(".")] if path and path.group(1) else []
-    if named := _NAMED.match(reason):
+    named = _NAMED.match(reason)
+    hint = _SAME_VERSION if wrong is NotAnswering else _way_out(kind, parts[0].split(".") if parts else [], named)
+    if named is not None:
         parts.append(named.group(2))
         reason = f"{'unknown' if named.group(1) == 'contains unknown' else 'missing'} field {'.'.join(parts)!r}"
     elif parts:
         reason = f"{reason} in {'.'.join(parts)!r}"
     whole = "params" if wrong is InvalidParams else None
-    return wrong(f"{what}: {reason}", hint="docs/protocol.md lists every field", field=".".join(parts) or whole)
+    return wrong(f"{what}: {reason}", hint=hint, field=".".join(parts) or whole)
+
+
+def _way_out(kind: Any, path: Sequence[str], named: re.Match[str] | None) -> str:
+    if named is None:
+        return known.wrong_value(kind, path)
+    if named.group(1) == "contains unknown":
+        return known.unknown_field(kind, path, named.group(2))
+    return f"give {named.group(2)}"
