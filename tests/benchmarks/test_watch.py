@@ -7,16 +7,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from watchdog.observers import Observer
 
 from veloxquant.benchmarks import watch
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.watch import Watcher
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PATIENCE_S = 30.0
 """No test waits this long unless it fails."""
@@ -178,6 +177,42 @@ def test_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pyte
         seen = started(directory, stat_interval_s=0.01, forced_interval_s=0.02)
         assert seen.until(lambda: seen.calls > 3)
     assert len(caplog.records) == 1
+
+
+def test_a_directory_that_comes_back_is_seen_by_event(directory: Path, started: Start) -> None:
+    """From the folder above, without waiting for the clock: gone, made again, and pointed elsewhere by a link."""
+    seen = started(directory, **EVENTS_ONLY)
+    publish(directory, "a")
+    assert seen.shows("a")
+    shutil.rmtree(directory)
+    assert seen.shows()
+    assert seen.becomes("scan only")
+    other = directory.with_name("other")
+    for folder, name in ((directory, "b"), (other, "c")):
+        (folder / "records").mkdir(parents=True)
+        publish(folder, name)
+        assert seen.shows("b")
+    directory.rename(directory.with_name("old"))
+    directory.symlink_to(other)
+    assert seen.shows("c")
+
+
+def test_a_parent_that_may_not_be_read_costs_no_events(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses to watch it; the directory itself is watched all the same."""
+
+    class Picky(Observer):  # type: ignore[valid-type,misc]
+        def schedule(self, handler: Any, path: str, **options: Any) -> Any:
+            if Path(path) == directory.parent:
+                raise PermissionError(13, "Permission denied")
+            return super().schedule(handler, path, **options)
+
+    monkeypatch.setattr(watch, "Observer", Picky)
+    seen = started(directory, **EVENTS_ONLY)
+    assert seen.watcher.state() == "native"
+    publish(directory, "a")
+    assert seen.shows("a")
 
 
 @pytest.mark.parametrize("below", [".", "records"])

@@ -58,6 +58,7 @@ _EVENTS: list[type[FileSystemEvent]] = [
     DirMovedEvent,
     DirDeletedEvent,
 ]
+_EVENTS_ABOVE = [one for one in _EVENTS if one is not FileClosedEvent]
 if sys.platform != "linux":
     _EVENTS.append(FileModifiedEvent)
 _log = logging.getLogger(__name__)
@@ -91,14 +92,15 @@ def _place(folder: Path) -> _Place:
 
 
 class _Handler(FileSystemEventHandler):
-    """Calls `hint` for events in the folder of records, and about that folder itself.
+    """Calls `hint` for events in the folder of records, and about that folder, its parent and the link to it.
 
     Temporary files count: watchdog may hold a rename back for half a second to pair its halves, but not the closing of
     the temporary file just before it.
     """
 
-    def __init__(self, records: str, hint: Callable[[], None]) -> None:
+    def __init__(self, records: str, places: tuple[str, ...], hint: Callable[[], None]) -> None:
         self._records = records
+        self._places = (records, *places)
         self._hint = hint
 
     def on_any_event(self, event: FileSystemEvent) -> None:
@@ -107,7 +109,7 @@ class _Handler(FileSystemEventHandler):
             self._hint()
 
     def _concerns(self, path: str) -> bool:
-        return self._records in (path, os.path.dirname(path))  # noqa: PTH120 -- text, as watchdog's paths are
+        return path in self._places or self._records == os.path.dirname(path)  # noqa: PTH120 -- text, as watchdog's paths are
 
 
 class Watcher:
@@ -187,8 +189,10 @@ class Watcher:
     def _hint(self) -> None:
         """Something may have changed."""
         with self._wake:
+            before = self._schedule.next_at
             self._schedule.event(time.monotonic())
-            self._wake.notify_all()
+            if self._schedule.next_at < before:  # a burst of thousands wakes the thread once
+                self._wake.notify_all()
 
     def _call(self) -> None:
         began = time.monotonic()
@@ -201,16 +205,21 @@ class Watcher:
 
     def _look_and_arm(self) -> bool:
         """Stat the folders, follow them where they went, and revive dead events. True when something has moved."""
-        seen = _Seen(_identity(_place(self._root)), _place(self._root / RECORDS))
+        seen = self._look()
         self._looked_at = time.monotonic()
         changed, moved = seen != self._seen, not seen.same_folders(self._seen)
         self._seen = seen
         if moved or not self._events_arrive():
             self._disarm()
             self._note(self._arm())
+            if self._look() != seen:
+                self._hint()  # it changed before its events could arrive
             if self._stopping:
                 self._disarm()
         return changed
+
+    def _look(self) -> _Seen:
+        return _Seen(_identity(_place(self._root)), _place(self._root / RECORDS))
 
     def _events_arrive(self) -> bool:
         observer = self._observer
@@ -218,15 +227,25 @@ class Watcher:
 
     def _arm(self) -> str | None:
         """Ask the system for events; the reason where it gives none."""
-        if self._seen.root is None:
-            return f"there is no folder {self._root}"
         # Events carry real paths on macOS, so a root behind a symbolic link would never match.
-        root = os.path.realpath(self._root)
+        root, above = os.path.realpath(self._root), os.path.realpath(self._root.parent)
         records = os.path.join(root, RECORDS)  # noqa: PTH118 -- text, as watchdog's paths are
-        handler = _Handler(records, self._hint)
+        link = os.path.join(above, self._root.name)  # noqa: PTH118
+        handler = _Handler(records, (root, link), self._hint)
+        folders = self._folders(root, records)
+        # From above come the root's removal, its return, and a link that is pointed elsewhere. It may be unreadable.
+        problem = self._observe(handler, folders, above) and self._observe(handler, folders, None)
+        if problem is not None or self._seen.records is not None:
+            return problem
+        return f"there is no folder {self._root if self._seen.root is None else self._root / RECORDS}"
+
+    def _observe(self, handler: _Handler, folders: tuple[str, ...], above: str | None) -> str | None:
+        """Start an observer of these; the reason where it does not start."""
         observer = Observer()
         try:
-            for folder in (root,) if self._seen.records is None else (root, records):
+            if above is not None:
+                observer.schedule(handler, above, recursive=False, event_filter=_EVENTS_ABOVE)
+            for folder in folders:
                 observer.schedule(handler, folder, recursive=False, event_filter=_EVENTS)
             observer.start()
         except Exception as error:  # noqa: BLE001 -- a fence: each system's layer raises errors of its own
@@ -234,7 +253,13 @@ class Watcher:
                 observer.stop()
             return f"the system gives no events: {error}"
         self._observer = observer
-        return None if self._seen.records is not None else f"there is no folder {self._root / RECORDS}"
+        return None
+
+    def _folders(self, root: str, records: str) -> tuple[str, ...]:
+        """The folders that are there."""
+        if self._seen.root is None:
+            return ()
+        return (root,) if self._seen.records is None else (root, records)
 
     def _disarm(self) -> None:
         observer, self._observer = self._observer, None
