@@ -1,10 +1,11 @@
 """The benchmark store under fire: many writers, kills, a full disk, a read-only mount; exit code 0 when all holds.
 
-    python bench/store_faults.py [--kills 1000] [--only writers,threads,erasing,kills,disk]
+    python bench/store_faults.py [--kills 1000] [--only writers,threads,erasing,kills,disk,burst]
 
 Every figure of the promises in full: 8 processes adding 500 records each while 4 reload, 8 threads on one database,
 removing and clearing amid adds, 1,000 kills with signal 9 at random moments, and (on Linux, where user namespaces are
-allowed) a file system of 1 MB that is filled and then mounted read-only. The tests run each of these in a short form.
+allowed) a file system of 1 MB that is filled and then mounted read-only; and a burst of 20,000 publishes under watch.
+The tests run these in short forms.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.verify import verify
+from veloxquant.benchmarks.watch import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 WRITERS, EACH, READERS, THREADS = 8, 500, 4, 8
 KILLS = 1000
 MOST_WAIT_S = 0.12
+BURST, BURST_LATE_S = 20_000, 5.0
 
 HEAD = (
     "import itertools, os, random, sys\n"
@@ -102,6 +105,15 @@ for round_number in itertools.count():
         db.clear()
         gone |= known
 print(len(gone))
+"""
+)
+PUBLISH = (
+    HEAD
+    + """
+for n in range(int(sys.argv[2])):
+    with open(sys.argv[1] + "/.publisher.tmp", "w") as file:
+        file.write('{"id": "r%d", "method": "fp16", "model_id": "m/x"}' % n)
+    os.rename(sys.argv[1] + "/.publisher.tmp", f"{sys.argv[1]}/r{n}.json")
 """
 )
 # Runs as root of a user namespace of its own, so that it may mount.
@@ -290,12 +302,39 @@ def disk(directory: Path, _kills: int) -> str:
     return "; ".join(done.stdout.strip().splitlines())
 
 
+def burst(directory: Path, _kills: int) -> str:
+    """20,000 records published as fast as it goes, while a daemon's watch looks on: exact within 5 s of the last."""
+    db = BenchmarkDatabase(directory)
+    exact = threading.Event()
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        db.load()
+        looks += 1
+        if len(db.records) == BURST:
+            exact.set()
+
+    watcher = Watcher(directory, look)
+    watcher.start()
+    try:
+        ended([start(PUBLISH, directory / "records", BURST)])
+        began = time.monotonic()
+        assert exact.wait(60), f"{len(db.records)} of {BURST} after a minute"
+        late = time.monotonic() - began
+    finally:
+        watcher.stop()
+    assert late <= BURST_LATE_S, f"exact only after {late:.1f} s"
+    return f"{BURST} records by rename, exact {late:.2f} s after the last, {looks} looks"
+
+
 PARTS: dict[str, Callable[[Path, int], str]] = {
     "writers": writers,
     "threads": threads,
     "erasing": erasing,
     "kills": kills,
     "disk": disk,
+    "burst": burst,
 }
 
 

@@ -120,7 +120,8 @@ class RecordGroups:
         own, ratio = model_key(model.model_id), reach(threshold / OTHER_MODEL_FACTOR)
         same_size = (entry.record for entry in entries[first:last])
         near = (r for r in same_size if context_length <= ratio * r.context_length <= ratio**2 * context_length)
-        return [record for record in near if model_key(record.model_id) != own and _same_cache(record, model)]
+        sizes: dict[int, int] = {}
+        return [record for record in near if model_key(record.model_id) != own and _same_cache(record, model, sizes)]
 
 
 class RecordSet:
@@ -219,12 +220,18 @@ def _is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
     return max(stated, size) > SAME_SIZE_RATIO * min(stated, size)
 
 
-def _same_cache(record: BenchmarkRecord, model: ModelProfile) -> bool:
-    """Whether the record's 16-bit cache, where it tells it, has about the size this model's would have."""
+def _same_cache(record: BenchmarkRecord, model: ModelProfile, sizes: dict[int, int]) -> bool:
+    """Whether the record's 16-bit cache, where it tells it, has about the size this model's would have.
+
+    `sizes` remembers that size by context: records of many models share few contexts.
+    """
     if not (record.memory_bytes and record.memory_reduction and model.layers):
         return True
     held = record.memory_bytes / record.memory_reduction / record.sequences
-    expected = sum(_bytes_at(part, record.context_length) for layer in model.layers for part in layer.parts)
+    context = record.context_length
+    if context not in sizes:
+        sizes[context] = sum(_bytes_at(part, context) for layer in model.layers for part in layer.parts)
+    expected = sizes[context]
     return expected / SAME_CACHE_RATIO <= held <= expected * SAME_CACHE_RATIO
 
 
