@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,9 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkMatchQuery, BenchmarkRec
 from veloxquant.benchmarks.matching import THRESHOLD, chip_factor, reach, size_factor, version_factor
 from veloxquant.hardware import chips
 from veloxquant.profiles import WorkloadProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHIPS = st.builds(
     lambda generation, tier: f"Apple M{generation}{tier}", st.integers(1, 12), st.sampled_from(("", " Pro", " Max"))
@@ -34,6 +40,27 @@ def test_a_score_is_in_0_to_1_and_symmetric(a: BenchmarkRecord, b: BenchmarkReco
     """Which of two records asks does not matter."""
     assert 0.0 <= a.match_score(b) <= 1.0
     assert a.match_score(b) == pytest.approx(b.match_score(a))
+
+
+@given(RECORDS, st.lists(st.integers(1, 2**20), min_size=3, max_size=3).map(sorted), st.sampled_from(("up", "down")))
+def test_a_score_falls_along_each_axis(record: BenchmarkRecord, steps: list[int], way: str) -> None:
+    """All else equal, a record further off in context, in sequences, in generation or in version never scores more."""
+    at, near, far = steps if way == "up" else [2**20 + 1 - step for step in steps]
+
+    def scores(name: str, values: Sequence[object], **others: object) -> list[float]:
+        asked, *answers = (replace(record, **({name: value} | others)) for value in values)
+        return [answer.match_score(replace(asked, id="asked", source="another")) for answer in answers]
+
+    one = {"workload": WorkloadProfile()}
+    chips = [f"Apple M{1 + step % 12}" for step in (0, *sorted((near % 12, far % 12)))]
+    versions = [f"0.{minor}.1" for minor in (0, *sorted((near % 50, far % 50)))]
+    for found in (
+        scores("context_length", (at, near, far)),
+        scores("batch_size", tuple(min(step, 2**16) for step in (at, near, far)), **one),
+        scores("chip", chips),
+        scores("mlx_version", versions),
+    ):
+        assert 0.0 <= found[1] <= found[0] * (1 + 1e-12)
 
 
 @given(RECORDS)
