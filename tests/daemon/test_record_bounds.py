@@ -1,0 +1,27 @@
+"""The daemon keeps the configured bounds of a directory that other programs fill."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from veloxquant import config
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.daemon.record_feed import RecordFeed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_daemon_prunes_what_others_publish(tmp_path: Path) -> None:
+    """Beyond records.max_records the oldest go when it reads, pinned ones stay; another bound is another feed."""
+    others = BenchmarkDatabase(tmp_path)
+    made = [others.add("fp16", "m/x", context_length=1 + n, tags=["pinned"] * (n == 0)).id for n in range(5)]
+    others.close()
+    settings = config.load(env={}, flags={"records.directory": str(tmp_path), "records.max_records": 3})
+    feed = RecordFeed(settings)
+    assert feed.read()
+    assert feed.counts() == {"used": 3, "skipped": 0}
+    assert set(BenchmarkDatabase(tmp_path).records) == {made[0], *made[3:]}
+    assert feed.serves(settings)
+    assert not feed.serves(config.load(env={}, flags={"records.directory": str(tmp_path)}))
+    feed.close()
