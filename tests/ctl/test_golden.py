@@ -14,7 +14,7 @@ import pytest
 from veloxquant.ctl import doctor, figures, fit, hardware, methods, plan, records, status
 from veloxquant.ctl.finding import failed, note, ok
 from veloxquant.ctl.terminal import Terminal
-from veloxquant.planner.result import Evidence, Speed
+from veloxquant.planner.result import Evidence, Note, Speed
 from veloxquant.wire import answers
 
 if TYPE_CHECKING:
@@ -122,6 +122,20 @@ def test_a_speed_that_is_not_known_says_why(example: SimpleNamespace) -> None:
     assert figures.evidence(chosen) == (
         "cache traced (high); speed unknown (memory bandwidth is unknown); quality published (medium)"
     )
+
+
+def test_what_is_to_be_said_of_the_model_is_said_once(example: SimpleNamespace) -> None:
+    """A note of its profile stands below the warnings, unless one of them has it."""
+    made = msgspec.structs.replace(
+        example.plan,
+        model={**example.plan.model, "notes": ["the index states -5 bytes", "mlx-lm is not installed"]},
+        warnings=(Note(code="model_not_traced", text="read from its config (mlx-lm is not installed)"),),
+    )
+    out = io.StringIO()
+    plan.show(made, Terminal(out, io.StringIO(), color="never"))
+    lines = out.getvalue().splitlines()
+    assert lines.count("note       the index states -5 bytes") == 1
+    assert out.getvalue().count("mlx-lm is not installed") == 1
 
 
 def test_a_long_plan_is_cut_and_says_so(golden: Golden, example: SimpleNamespace) -> None:

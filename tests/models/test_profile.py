@@ -126,6 +126,22 @@ def test_an_unknown_type_is_refused_by_name(tiny: dict[str, Any]) -> None:
     assert error.value.field == "model.config"
 
 
+def test_what_lies_beside_the_engines_models_is_no_hint(tiny: dict[str, Any]) -> None:
+    """`cache` and `switch_layers` are files of its folder of models and make none."""
+    for name in ("cache", "switch_layer", "rope_util"):
+        with pytest.raises(ModelNotSupported, match=f"'{name}'") as error:
+            ask(resolve(config={**tiny, "model_type": name}))
+        assert "did you mean" not in error.value.hint
+        assert "pip install --upgrade mlx-lm" in error.value.hint
+
+
+def test_a_type_that_is_no_name_is_refused_with_a_way_out(tiny: dict[str, Any]) -> None:
+    """Nothing is looked up for it."""
+    with pytest.raises(ModelNotSupported, match=r"'../../x' is no name") as error:
+        ask(resolve(config={**tiny, "model_type": "../../x"}))
+    assert "model_type of the checkpoint's own config.json" in error.value.hint
+
+
 def test_missing_fields_are_named(tiny: dict[str, Any]) -> None:
     """Through the real worker: the engine's own list."""
     del tiny["rms_norm_eps"], tiny["vocab_size"]

@@ -98,6 +98,20 @@ def test_an_absurd_total_is_not_believed(tmp_path: Path, total: Any) -> None:
     facts = weights.read(tmp_path)
     assert facts is not None
     assert (facts.weights_bytes, facts.source) == (None, "index")
+    doubts = [note for note in facts.notes if "not believed" in note]
+    assert len(doubts) == (total is not None)
+    assert all(repr(total) in note for note in doubts)
+
+
+def test_an_absurd_total_beside_whole_files_is_told(tmp_path: Path) -> None:
+    """The files count, and the index is worth a word."""
+    save(tmp_path / "model.safetensors", {"a": ("BF16", 10)})
+    index = {"metadata": {"total_size": -5}, "weight_map": {"a": "model.safetensors"}}
+    (tmp_path / weights.INDEX).write_text(json.dumps(index))
+    facts = weights.read(tmp_path)
+    assert facts is not None
+    assert facts.weights_bytes == 20
+    assert facts.notes == (f"{weights.INDEX} states -5 bytes, which no checkpoint has; it is not believed",)
 
 
 def test_shards_saved_by_the_engine_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

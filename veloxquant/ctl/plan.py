@@ -152,9 +152,13 @@ def _more(terminal: Terminal, count: int, limit: int | None) -> None:
 
 
 def _notes(plan: Plan, terminal: Terminal) -> None:
-    if plan.warnings or plan.suggestions:
+    said = " ".join(note.text for note in plan.warnings)
+    about_the_model = [text for text in plan.model.get("notes", ()) if text not in said]
+    if plan.warnings or plan.suggestions or about_the_model:
         terminal.say()
     for note in plan.warnings:
         terminal.say(f"{terminal.paint('yellow', 'warning')}    {note.text}")
+    for text in about_the_model:
+        terminal.say(f"note       {text}")
     for note in plan.suggestions:
         terminal.say(f"{terminal.paint('green', 'instead')}    {note.text}")

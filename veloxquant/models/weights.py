@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from veloxquant.errors import MAX_WHOLE, ModelConfigInvalid
+from veloxquant.errors import MAX_WHOLE, ModelConfigInvalid, quoted
 
 INDEX = "model.safetensors.index.json"
 _PATTERN = "model*.safetensors"
@@ -79,6 +79,8 @@ def read(folder: Path) -> WeightFacts | None:
         notes = (*notes, f"{len(missing)} weight files are missing, first {missing[0]}; the index's total is used")
     elif stated is not None and stated != held:
         notes = (*notes, f"{INDEX} states {stated} bytes, the files hold {held}; the files count")
+    elif stated is None and (claimed := _claim(index)) is not None:
+        notes = (*notes, f"{INDEX} states {quoted(claimed)} bytes, which no checkpoint has; it is not believed")
     return WeightFacts(
         weights_bytes=stated if missing else held,
         source="index" if missing else "safetensors",
@@ -106,8 +108,13 @@ def _index(path: Path) -> _Index | None:
         raise _damaged(path, str(error)) from error
 
 
+def _claim(index: _Index | None) -> object | None:
+    """What the index says all tensors take, whatever it is."""
+    return index.metadata.get("total_size") if index is not None else None
+
+
 def _stated_total(index: _Index | None) -> int | None:
-    total = index.metadata.get("total_size") if index is not None else None
+    total = _claim(index)
     if isinstance(total, float) and total.is_integer():
         total = int(total)
     # An index that states more than any machine holds is not believed.

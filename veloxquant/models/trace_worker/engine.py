@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class EngineRefused(Exception):
     """The engine does not take the model. `kind`, message and `hint` go to the user."""
 
-    def __init__(self, kind: FailureKind, message: str, hint: str = "") -> None:
+    def __init__(self, kind: FailureKind, message: str, hint: str) -> None:
         super().__init__(message)
         self.kind: FailureKind = kind
         self.hint = hint
@@ -104,7 +104,11 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             "config_invalid", "the config has no model_type", "add the model_type the model was made with"
         )
     if not _MODEL_TYPE.fullmatch(model_type):
-        raise EngineRefused("not_supported", f"model_type {model_type[:64]!r} is no name mlx-lm could know")
+        raise EngineRefused(
+            "not_supported",
+            f"model_type {model_type[:64]!r} is no name mlx-lm could know",
+            "give the model_type of the checkpoint's own config.json, such as llama",
+        )
     try:
         model_class, args_class = _get_classes(dict(config))
     except AttributeError as error:
@@ -127,7 +131,7 @@ def _unknown(model_type: str, cause: BaseException | None = None) -> EngineRefus
             f"mlx-lm's module for model_type {model_type!r} needs the package {cause.name!r}, which is not installed",
             f"install {cause.name}",
         )
-    close = difflib.get_close_matches(model_type, _known_types(), n=3)
+    close = [name for name in difflib.get_close_matches(model_type, _known_types(), n=5) if _has_model(name)][:3]
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return EngineRefused(
         "not_supported",
@@ -142,6 +146,17 @@ def _known_types() -> list[str]:
     return [*getattr(utils, "MODEL_REMAPPING", {}), *(module.name for module in pkgutil.iter_modules(package.__path__))]
 
 
+def _has_model(model_type: str) -> bool:
+    """Whether the engine makes a model of that type: its folder of models holds caches and layers, too."""
+    from mlx_lm.utils import _get_classes
+
+    try:
+        _get_classes({"model_type": model_type})
+    except Exception:  # noqa: BLE001 -- a module that cannot be imported here is no help, whatever is wrong with it
+        return False
+    return True
+
+
 def _refused(error: BaseException, config: Mapping[str, Any]) -> EngineRefused:
     model_type = config.get("model_type")
     text = str(error)
@@ -153,7 +168,9 @@ def _refused(error: BaseException, config: Mapping[str, Any]) -> EngineRefused:
         )
     if isinstance(error, MemoryError):
         return EngineRefused(
-            "config_invalid", "the model described by the config does not fit the trace's memory limit"
+            "config_invalid",
+            "the model described by the config does not fit the trace's memory limit",
+            "give the config.json of the checkpoint, or raise trace.memory_limit_bytes",
         )
     if "No Metal back-end" in text:
         return EngineRefused(

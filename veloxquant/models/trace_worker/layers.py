@@ -34,10 +34,16 @@ def read(caches: Sequence[Any], after_prefill: Sequence[int], config: Mapping[st
     ]
     if grown:
         raise EngineRefused(
-            "not_supported", f"the recurrent state of layer {grown[0]} changes its size with each token"
+            "not_supported",
+            f"the recurrent state of layer {grown[0]} changes its size with each token",
+            "choose another model: no size for this one would be honest",
         )
     if not caches:
-        raise EngineRefused("config_invalid", "the config describes a model without layers")
+        raise EngineRefused(
+            "config_invalid",
+            "the config describes a model without layers",
+            "give the complete config.json of the checkpoint",
+        )
     rank = fields.whole(config, ("kv_lora_rank",))
     return tuple(_layer(index, cache, rank) for index, cache in enumerate(caches))
 
@@ -76,6 +82,7 @@ def _parts(cache: Any, rank: int | None) -> list[CachePart]:
             "not_supported",
             f"the model keeps its context in a cache class of its own ({type(cache).__module__}.{name}), whose growth "
             "a short trace cannot tell",
+            "choose another model: no size for this one would be honest",
         )
     if name == "ArraysCache":
         return [CachePart(kind="state", engine_class=name, state_bytes=held_bytes(cache))]
