@@ -59,6 +59,11 @@ def below_soft_floor(option: Option) -> bool:
     return workload.max_kl is None and option.quality.kl_mean > soft_floor(workload.context_length)
 
 
+def tied(one: Option, other: Option) -> bool:
+    """Whether the objective does not tell two variants apart."""
+    return _objective(one) == _objective(other)
+
+
 def straddles(option: Option) -> bool:
     """An estimate whose range holds the latency ceiling."""
     ceiling, found = option.setting.workload.max_latency_ms, option.decode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.planner.decide import below_soft_floor, straddles
+from veloxquant.hardware import chips
+from veloxquant.planner.decide import below_soft_floor, misses_latency, straddles, tied
 from veloxquant.planner.largest import fits
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
@@ -17,12 +18,19 @@ if TYPE_CHECKING:
     from veloxquant.planner.option import Option
     from veloxquant.planner.setting import Setting
 
+_BY_SPEED = ("latency", "throughput")
+
 
 def warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:
     """Doubts about the question, the chosen variant and the records, each once."""
-    notes = [*setting.room.warnings, *about_the_source(setting), *_about_the_model(setting)]
+    notes = [
+        *setting.room.warnings,
+        *about_the_source(setting),
+        *_about_the_model(setting),
+        *_about_the_machine(setting),
+    ]
     if chosen is not None:
-        notes += _about_the_chosen(setting, chosen)
+        notes += [*_about_quality(chosen, options), *_about_the_chosen(setting, chosen)]
     notes += [note for option in sorted(options, key=_by_label) for note in option.seen.warnings]
     return tuple({(note.code, note.text): note for note in notes}.values())
 
@@ -53,18 +61,16 @@ def _about_the_model(setting: Setting) -> Iterable[Note]:
         yield Note(code="context_beyond_model", text=text, value=model.max_position)
 
 
+def _about_the_machine(setting: Setting) -> Iterable[Note]:
+    chip, cores = setting.hardware.chip, setting.hardware.gpu_cores
+    facts = chips.lookup(chip, cores) if chip is not None else None
+    if facts is not None and cores is not None and cores != facts.gpu_cores:
+        text = f"no {chip} with {cores} GPU cores is known: the speed figures are those of {facts.gpu_cores} GPU cores"
+        yield Note(code="gpu_cores_not_known", text=text, value=facts.gpu_cores)
+
+
 def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
-    workload, quality, speed = setting.workload, chosen.quality, chosen.speed
-    if below_soft_floor(chosen):
-        text = (
-            f"{chosen.label} diverges by {quality.kl_mean:.3g} nats a token ({quality.evidence.source}, "
-            f"{quality.low:.3g} to {quality.high:.3g}); up to {floor_for(workload):g} passes without a warning at this "
-            "context, and nothing better fits"
-        )
-        yield Note(code="quality_below_soft_floor", text=text, value=quality.kl_mean)
-    if workload.max_kl is not None and quality.high > workload.max_kl:
-        text = f"the estimate {quality.low:.3g} to {quality.high:.3g} nats reaches beyond max_kl {workload.max_kl:g}"
-        yield Note(code="quality_straddles_ceiling", text=text, value=quality.high)
+    workload, speed = setting.workload, chosen.speed
     if chosen.sizing.step < workload.prefill_step_size:
         text = (
             f"the prefill step is set to {chosen.sizing.step} ({workload.prefill_step_size} asked): at the asked step "
@@ -76,9 +82,49 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
         yield Note(code="latency_straddles_ceiling", text=text, value=speed.high)
     if workload.max_latency_ms is not None and speed.latency_ms_per_token is None:
         yield Note(code="latency_unknown", text=f"max_latency_ms cannot be judged: {'; '.join(speed.evidence.notes)}")
+    elif workload.objective in _BY_SPEED and speed.latency_ms_per_token is None:
+        text = f"{workload.objective} cannot be judged in time: {'; '.join(speed.evidence.notes)}"
+        yield Note(code="speed_unknown", text=text)
     if not chosen.layout.proven:
         text = f"{chosen.label} was not tried on this model: no trace proves that the engine accepts it"
         yield Note(code="not_proven_by_trace", text=text)
+
+
+def _about_quality(chosen: Option, options: Sequence[Option]) -> Iterable[Note]:
+    workload, quality = chosen.setting.workload, chosen.quality
+    quick = "" if workload.max_latency_ms is None else " and is quick enough"
+    if below_soft_floor(chosen):
+        text = (
+            f"{chosen.label} diverges by {quality.kl_mean:.3g} nats a token ({quality.evidence.source}, "
+            f"{quality.low:.3g} to {quality.high:.3g}); up to {floor_for(workload):g} passes without a warning at this "
+            f"context, and no variant that fits{quick} keeps within it{_finest_passed_over(chosen, options)}"
+        )
+        yield Note(code="quality_below_soft_floor", text=text, value=quality.kl_mean)
+    if workload.max_kl is not None and quality.high > workload.max_kl:
+        text = f"the estimate {quality.low:.3g} to {quality.high:.3g} nats reaches beyond max_kl {workload.max_kl:g}"
+        yield Note(code="quality_straddles_ceiling", text=text, value=quality.high)
+
+
+def _finest_passed_over(chosen: Option, options: Sequence[Option]) -> str:
+    """The variant that diverges least of those that could have been chosen, and why it was not; empty for none."""
+    finer = [
+        option
+        for option in options
+        if not option.sizing.short_by
+        and option.quality.kl_mean < chosen.quality.kl_mean
+        and misses_latency(option) is None
+    ]
+    if not finer:
+        return ""
+    finest = min(finer, key=lambda option: (option.quality.kl_mean, option.label))
+    objective = chosen.setting.workload.objective
+    if tied(finest, chosen):
+        why = f"counts as equal under {objective}, where the fewer bytes are taken"
+    elif objective == "balanced":
+        why = "leaves less than a tenth of the working set free" if chosen.roomy else "leaves less memory free"
+    else:
+        why = f"stands behind it under {objective}"
+    return f"; {finest.label} ({finest.quality.kl_mean:.3g}) fits too and {why}"
 
 
 def _at_the_asked_step(setting: Setting, chosen: Option) -> str:
