@@ -162,6 +162,7 @@ def test_the_schema_is_printed(ctl: Run) -> None:
     """For whoever writes records with another program."""
     value = json.loads(ctl("records", "schema").out)
     assert value["required"] == ["id", "method", "model_id"]
+    assert json.loads(ctl("records", "schema", "--json").out)["json_schema"] == value
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ def test_the_schema_is_printed(ctl: Run) -> None:
         (["list", "x"], "target"),
         (["verify", "--csv"], "--csv"),
         (["list", "--dry-run"], "--dry-run"),
+        (["prune", "--max-records", "0"], "--max-records"),
         (["pin", "none"], "target"),
         (["export", "/"], "target"),
         (["import", "/nowhere/x"], "target"),

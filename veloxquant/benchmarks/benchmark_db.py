@@ -227,7 +227,7 @@ class BenchmarkDatabase:
         """
         counts = self._store.take_in(records, dry_run=dry_run, on_placed=on_placed or _ignore)
         if not dry_run:
-            self._store.index.flush()
+            self._store.index.mark()
         return counts
 
     def pin(self, record_id: str, *, pinned: bool = True) -> bool:

@@ -173,13 +173,25 @@ class Directory:
         waiting = iter(records)
         while batch := list(itertools.islice(waiting, _BATCH)):
             with self.lock.threads() if dry_run else self.lock.held():
-                for record in batch:
-                    outcome = self._take_in(record, holdings, ahead if dry_run else None)
-                    counts[outcome] += 1
-                    on_placed(record, outcome)
-                if not dry_run and self.folder.path.exists():
-                    self.folder.flush()
+                self._take_in_batch(batch, holdings, ahead if dry_run else None, counts, on_placed)
         return counts
+
+    def _take_in_batch(
+        self,
+        batch: list[BenchmarkRecord],
+        holdings: Holdings,
+        ahead: dict[str, BenchmarkRecord | None] | None,
+        counts: Counter[Outcome],
+        on_placed: OnPlaced,
+    ) -> None:
+        try:
+            for record in batch:
+                outcome = self._take_in(record, holdings, ahead)
+                counts[outcome] += 1
+                on_placed(record, outcome)
+        finally:
+            if ahead is None and self.folder.path.exists():
+                self.folder.flush()
 
     def _take_in(
         self, record: BenchmarkRecord, holdings: Holdings, ahead: dict[str, BenchmarkRecord | None] | None

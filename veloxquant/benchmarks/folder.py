@@ -32,8 +32,10 @@ from veloxquant.benchmarks.validation import invalid
 from veloxquant.errors import RecordInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    OnLook = Callable[[int, int], None]
 
 Change = tuple[BenchmarkRecord | None, BenchmarkRecord | None]
 """What served before and what serves now under one id."""
@@ -106,18 +108,21 @@ class RecordFolder:
         self._files: dict[str, RecordFile] = {}
         self._names: dict[str, list[str]] = {}
 
-    def refresh(self) -> list[str]:
+    def refresh(self, on_look: OnLook | None = None) -> list[str]:
         """Make the mirror equal the folder; returns the names of temporary files lying about.
 
-        Raises StoreUnavailable when the folder cannot be listed.
+        `on_look` is told how many files were looked at, of how many. Raises StoreUnavailable when the folder cannot be
+        listed.
         """
         with reaching(self.path, "read"):
             listing, strays = list_folder(self.path, self._files)
         for name in self._files.keys() - listing.keys():
             self._replace(name, None)
         with self._opened():
-            for name, seen in listing.items():
+            for number, (name, seen) in enumerate(listing.items()):
                 self._note(name, seen)
+                if on_look is not None:
+                    on_look(number, len(listing))
         return strays
 
     def put(self, record: BenchmarkRecord, *, flush: bool = True) -> None:

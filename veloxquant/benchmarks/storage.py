@@ -142,8 +142,7 @@ def list_folder(folder: Path, known: Container[str] = ()) -> tuple[dict[str, Sig
         for entry in entries:
             name = entry.name
             if name[0] in ".#":
-                if _TEMPORARY.fullmatch(name):
-                    strays.append(name)
+                strays += [name] * bool(_TEMPORARY.fullmatch(name))
             elif name.endswith(".json"):
                 _look(entry, name in known, found)
     return found, strays

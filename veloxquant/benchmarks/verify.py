@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from veloxquant.benchmarks.folder import OnLook
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -30,13 +32,16 @@ class Verdict:
     sound: bool
 
 
-def verify(directory: Path) -> Verdict:
-    """Read every record file and the index. Raises StoreUnavailable when there is nothing to read, or no right to."""
+def verify(directory: Path, on_look: OnLook | None = None) -> Verdict:
+    """Read every record file and the index; `on_look` is told how many of how many.
+
+    Raises StoreUnavailable when there is nothing to read, or no right to.
+    """
     directory = placed(directory)
     if not directory.is_dir():
         raise StoreUnavailable(f"there is no folder {directory}", hint="name the benchmark directory: --records DIR")
     folder = RecordFolder(directory / index.RECORDS)
-    strays = [f"{index.RECORDS}/{name}" for name in folder.refresh()]
+    strays = [f"{index.RECORDS}/{name}" for name in folder.refresh(on_look)]
     with reaching(directory, "read"):
         strays += list_folder(directory)[1]
     set_aside = {f"{index.RECORDS}/{name}": reason for name, reason in folder.skipped().items()}

@@ -123,7 +123,7 @@ def _merge(session: Session) -> int:
     store = open_store(session)
     if source.resolve() == store.storage_dir.resolve():
         raise InvalidParams(f"{options.target} is the directory itself", hint="name another one", field="target")
-    records, skipped = _read(source)
+    records, skipped = _read(session, source)
     told: list[tuple[str, Outcome]] = []
     with Progress(terminal, "merging", len(records)) as progress:
 
@@ -143,13 +143,14 @@ def _merge(session: Session) -> int:
     return 0
 
 
-def _read(source: Path) -> tuple[list[BenchmarkRecord], dict[str, str]]:
+def _read(session: Session, source: Path) -> tuple[list[BenchmarkRecord], dict[str, str]]:
     """The records of a directory that may be anybody's, and of which nothing is changed."""
     from veloxquant.benchmarks.folder import RecordFolder
     from veloxquant.benchmarks.index import RECORDS
 
     folder = RecordFolder(source / RECORDS)
-    folder.refresh()
+    with Progress(session.terminal, "reading") as progress:
+        folder.refresh(progress.of)
     return [one for _, one in sorted(folder.records.items())], folder.skipped()
 
 

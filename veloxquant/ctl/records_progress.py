@@ -45,6 +45,11 @@ class Progress:
         self._err.write(f"\r\033[K{self._title} {self.bar(done)}{note}")
         self._err.flush()
 
+    def of(self, done: int, total: int) -> None:
+        """This much of a whole that is known only now."""
+        self._total = total
+        self.at(done)
+
     def bar(self, done: int) -> str:
         """The bar with its share, or the count where the whole is not known."""
         if self._total <= 0:

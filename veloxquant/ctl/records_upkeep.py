@@ -9,6 +9,7 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.eviction import Limits
 from veloxquant.benchmarks.record_schema import shipped
 from veloxquant.benchmarks.verify import verify
+from veloxquant.ctl.records_progress import Progress
 from veloxquant.ctl.terminal import columns
 from veloxquant.errors import InvalidParams
 from veloxquant.units import format_size
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 RECORD = "veloxquant.record/1"
 VERIFY = "veloxquant.records-verify/1"
 PRUNE = "veloxquant.records-prune/1"
+JSON_SCHEMA = "veloxquant.record-schema/1"
 PIN = "veloxquant.records-pin/1"
 _MOST_SHOWN = 20
 
@@ -59,7 +61,8 @@ def _text(value: object) -> str:
 
 def _verify(session: Session) -> int:
     terminal = session.terminal
-    found = verify(local.records_directory(session.config))
+    with Progress(terminal, "reading") as progress:
+        found = verify(local.records_directory(session.config), progress.of)
     if terminal.json:
         terminal.value(VERIFY, found)
         return 0 if found.sound else 1
@@ -80,6 +83,9 @@ def _verify(session: Session) -> int:
 
 def _prune(session: Session) -> int:
     options, settings = session.options, session.config.records
+    for flag, value in (("--max-records", options.max_records), ("--max-bytes", options.max_bytes)):
+        if value == 0:
+            raise InvalidParams(f"{flag} is 0, which would keep nothing", hint="give at least 1", field=flag)
     most = settings.max_records if options.max_records is None else options.max_records
     limits = Limits(most, settings.max_bytes if options.max_bytes is None else options.max_bytes)
     store = open_store(session, limits)
@@ -144,7 +150,10 @@ def _found(store: BenchmarkDatabase, record_id: str) -> BenchmarkRecord:
 def _schema(session: Session) -> int:
     import json
 
-    session.terminal.say(json.dumps(shipped(), indent=None if session.terminal.json else 2))
+    if session.terminal.json:
+        session.terminal.value(JSON_SCHEMA, {"json_schema": shipped()})
+    else:
+        session.terminal.say(json.dumps(shipped(), indent=2))
     return 0
 
 
