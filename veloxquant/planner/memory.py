@@ -256,7 +256,7 @@ class _Slots(NamedTuple):
     """Of the old buffer beside the new one at the worst."""
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> _Slots:
     if part.kind == "state":
         return _Slots(0, 0, 0)
