@@ -41,6 +41,14 @@ def test_a_longer_context_may_store_less_with_an_unaligned_step(context: int, sl
     assert answer.chosen.memory.stored_bytes == slots * 4096 == _slots_by_replay(context, 0, 300) * 4096
 
 
+def test_seven_more_tokens_of_llama_store_three_mebibytes_less_with_a_step_of_1000() -> None:
+    """1,025 tokens are written as 1000, 24 and 1 and end in 1,280 slots; 1,032 as 1000, 31 and 1, in 1,256."""
+    for context, slots in ((1025, 1280), (1032, 1256)):
+        own = ask(llama_8b(), ROOMY, context_length=context, prefill_step_size=1000, methods=("fp16",)).chosen
+        assert own.memory.stored_bytes == slots * 131072 == _slots_by_replay(context, 0, 1000) * 131072
+    assert (1280 * 131072, 1256 * 131072) == (167_772_160, 164_626_432)
+
+
 @pytest.mark.parametrize(("batch", "slots"), [(1, 1), (3, 1), (1, 4), (2, 5)])
 def test_caches_scale_with_batch_times_slots_and_weights_do_not(batch: int, slots: int) -> None:
     """Stored bytes of all sequences; the weights are counted once."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +98,23 @@ def test_more_memory_never_makes_a_plan_worse(
 
 
 @settings(max_examples=200, deadline=None)
-@given(MODELS, METHODS, WORKLOADS, st.integers(1, 20_000))
+@given(MODELS, METHODS, WORKLOADS, st.integers(0, 600), st.integers(1000, 20_000))
 def test_a_longer_context_never_lowers_stored_bytes(
-    profile: ModelProfile, on_offer: Sequence[Offer], workload: dict[str, Any], longer: int
+    profile: ModelProfile, on_offer: Sequence[Offer], workload: dict[str, Any], beside: int, longer: int
 ) -> None:
-    """For every variant, at any number of slots."""
+    """For every variant, at any number of slots, far off and next door, where steps are aligned.
+
+    What happens at other steps: test_memory.py and decision 8.
+    """
     workload = workload | {"max_kl": 100, "max_latency_ms": None}
-    short = ask(profile, mac(2**20), on_offer=on_offer, **workload)
-    long = ask(profile, mac(2**20), on_offer=on_offer, **workload | {"context_length": 200_000 + longer})
-    grown = {c.label: c.memory.stored_bytes for c in every(long)}
-    assert all(grown[c.label] >= c.memory.stored_bytes for c in every(short))
+    context = workload["context_length"]
+    lengths = context, context + 1, context + 1 + beside, 200_000 + longer
+    held = [
+        {c.label: c.memory.stored_bytes for c in every(ask(profile, mac(2**20), on_offer=on_offer, **asked))}
+        for asked in (workload | {"context_length": length} for length in lengths)
+    ]
+    for fewer, more in pairwise(held):
+        assert all(more[label] >= fewer[label] for label in fewer)
 
 
 @settings(max_examples=300, deadline=None)

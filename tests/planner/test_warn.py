@@ -76,10 +76,9 @@ def test_a_finer_variant_behind_the_objective_is_named() -> None:
 
 
 def test_a_finer_variant_that_leaves_too_little_free_is_named() -> None:
-    """1 and 2 nats, 8 and 4 bits, 8 and 4 GiB of a 10 GiB working set, 2 of them for weights and reserve."""
+    """4 and 7 GiB of the 8 that weights of 4.5 and the reserve leave of 13: 7 leave less than 1.3 free."""
     on_offer = offers(Synthetic("rough", 4, 2.0, fused=True), Synthetic("fine", 7, 0.4, fused=True))
-    machine = mac(16, 13)
-    answer = ask(llama_8b(), machine, on_offer=on_offer, context_length=131072)
+    answer = ask(llama_8b(), mac(16, 13), on_offer=on_offer, context_length=131072)
     assert answer.chosen.label == "rough"
     text = _text(answer, "quality_below_soft_floor")
     assert "fine (0.4) fits too and leaves less than a tenth of the working set free" in text
