@@ -23,27 +23,52 @@ if TYPE_CHECKING:
 ENGINE_OWN = "fp16"
 """Name of the method that leaves the engine's own caches in place."""
 
-_WORDS = {
-    "window": "sliding window, which does not grow beyond its size",
-    "state": "recurrent state, which does not grow",
-    "latent": "latent cache, which attention reads directly",
-    "composite": "composite cache",
-    "donor": "cache, which other layers read as it is",
-    "sinks": "cache: attention sinks, which packed attention refuses",
-    "width": "cache: the variant's groups do not divide the width",
-    "engine_error": "cache: the variant was refused",
+
+class _Cause(NamedTuple):
+    """Why a layer keeps the engine's cache: how a sentence about it ends, and what follows for the variant."""
+
+    text: str
+    """After "keeps the engine's"."""
+    reason: Reason = "not_supported_by_engine"
+    """The protocol's code when the variant can pack no layer at all."""
+    asked: bool = True
+    """The variant was asked, or stands in the way itself; else layers of this kind are passed over."""
+    tells_itself: bool = False
+    """The method or the engine says it in a sentence of its own."""
+
+
+_CAUSES = {
+    "window": _Cause("sliding window, which does not grow beyond its size", asked=False),
+    "state": _Cause("recurrent state, which does not grow", asked=False),
+    "composite": _Cause("composite cache", asked=False),
+    "latent": _Cause("latent cache, which attention reads directly"),
+    "donor": _Cause("cache, which other layers read as it is"),
+    "sinks": _Cause("cache: attention sinks, which packed attention refuses"),
+    "width": _Cause(
+        "cache: the variant's groups do not divide the width", reason="width_not_divisible", tells_itself=True
+    ),
+    "engine_error": _Cause("cache: the variant was refused", tells_itself=True),
 }
-_INSIDE = {
-    "kv": "a growing cache",
-    "concat": "a growing cache",
-    "window": "a sliding window",
-    "chunked": "a chunked window",
-    "state": "a recurrent state",
+
+
+def _cause(word: str) -> _Cause:
+    return _CAUSES.get(word) or _Cause(f"cache: {word}")
+
+
+class _PartKind(NamedTuple):
+    """What a kind of cache part is called within a layer, and what the layer counts as."""
+
+    name: str
+    counts_as: str
+
+
+_PART_KINDS = {
+    "kv": _PartKind("a growing cache", "growing"),
+    "concat": _PartKind("a growing cache", "growing"),
+    "window": _PartKind("a sliding window", "windowed"),
+    "chunked": _PartKind("a chunked window", "windowed"),
+    "state": _PartKind("a recurrent state", "recurrent"),
 }
-_NEVER_ASKED = frozenset({"window", "state", "composite"})
-"""Layers of these kinds are passed over; what stands in a variant's way is what the others said."""
-_OWN_WORDS = frozenset({"width", "engine_error"})
-"""Refused in a sentence of the method or the engine that needs no other."""
 
 Counted = tuple[CachePart, int]
 """A cache part and how many layers hold one like it."""
@@ -110,7 +135,7 @@ def _probed(model: ModelProfile, probe: Probe) -> Layout | Refusal:
 
 
 def _kept(word: str, detail: str) -> _Kept:
-    return _Kept(word, "width_not_divisible" if word == "width" else "not_supported_by_engine", detail)
+    return _Kept(word, _cause(word).reason, detail)
 
 
 def _unproven(model: ModelProfile, offer: Offer) -> Layout | Refusal:
@@ -139,26 +164,27 @@ def _ask(offer: Offer, part: CachePart) -> _Kept | None:
     try:
         refusal = offer.method.refuses(offer.variant, part)
     except MethodError as error:
-        return _Kept("engine_error", "not_supported_by_engine", error.message)
+        return _kept("engine_error", error.message)
     if refusal is None:
         return None
     code, sentence = refusal
     if code == "width_not_divisible":
-        return _Kept("width", "width_not_divisible", sentence)
+        return _kept("width", sentence)
     if code == "quarantined":
         return _Kept("engine_error", "quarantined", sentence)
-    return _Kept("engine_error", "not_supported_by_engine", sentence)
+    return _kept("engine_error", sentence)
 
 
 def _nothing_packed(kept: tuple[tuple[int, _Kept], ...]) -> Refusal:
     """The code of the layers that came closest to being packed: a width the variant itself refused comes first."""
     reasons = [k for _, k in kept]
     closest = [k for k in reasons if k.reason in ("width_not_divisible", "quarantined")]
-    closest = closest or [k for k in reasons if k.word not in _NEVER_ASKED] or reasons
+    closest = closest or [k for k in reasons if _cause(k.word).asked] or reasons
     reason: Reason = closest[0].reason if closest else "not_supported_by_engine"
     counts = Counter(closest)
     details = dict.fromkeys(
-        k.detail if k.detail and k.word in _OWN_WORDS else _sentence(k.word, counts[k], k.detail) for k in closest
+        k.detail if k.detail and _cause(k.word).tells_itself else _sentence(k.word, counts[k], k.detail)
+        for k in closest
     )
     return Refusal(reason, "; ".join(details) or "the model has no cache that could be packed")
 
@@ -174,7 +200,7 @@ def _structural(layer: CacheLayer) -> _Kept:
 
 
 def _inside(layer: CacheLayer) -> str:
-    names = dict.fromkeys("a latent cache" if part.latent else _INSIDE[part.kind] for part in layer.parts)
+    names = dict.fromkeys("a latent cache" if part.latent else _PART_KINDS[part.kind].name for part in layer.parts)
     return " and ".join(names) + " in one"
 
 
@@ -223,20 +249,11 @@ def _layout(
     )
 
 
-_CLASS_OF_KIND = {
-    "kv": "growing",
-    "concat": "growing",
-    "window": "windowed",
-    "chunked": "windowed",
-    "state": "recurrent",
-}
-
-
 def _classes(parts: tuple[CachePart, ...]) -> set[str]:
     """Every class a layer belongs to; a composite one belongs to several."""
-    return {_CLASS_OF_KIND[part.kind] for part in parts} | {"latent" for part in parts if part.latent}
+    return {_PART_KINDS[part.kind].counts_as for part in parts} | {"latent" for part in parts if part.latent}
 
 
 def _sentence(word: str, count: int, detail: str) -> str:
     layers = "1 layer keeps" if count == 1 else f"{count} layers keep"
-    return f"{layers} the engine's {_WORDS.get(word, f'cache: {word}')}" + (f" ({detail})" if detail else "")
+    return f"{layers} the engine's {_cause(word).text}" + (f" ({detail})" if detail else "")
