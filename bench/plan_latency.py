@@ -1,6 +1,7 @@
 """How long a plan takes, against the targets and against the peer's planner, all in one run: `make bench`.
 
 One client and 32 clients ask a daemon that holds 1,000 records; each client is a process of its own on a plain socket.
+Its memory is read at the start, after that, and after 256 clients that all asked something new at once.
 The peer (PyPI `veloxquant-mlx`) is timed in its own environment when VELOXQUANT_PEER_PYTHON names its interpreter.
 Figures move with what else the machine does: nothing here fails, each target stands beside its figure.
 """
@@ -13,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import psutil
 import session
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.ctl import figures
 from veloxquant.wire.messages import encode_request
 
 HERE = Path(__file__).parent
@@ -31,6 +34,7 @@ PEER_PYTHON = os.environ.get("VELOXQUANT_PEER_PYTHON")
 RECORDS = 1000
 ONE_CLIENT_PLANS = 4000
 MANY_CLIENTS, PLANS_EACH = 32, 250
+BURST_CLIENTS, BURST_PLANS = 256, 16
 STARTS = 9
 
 
@@ -45,7 +49,7 @@ class Figure:
 
     def line(self) -> str:
         """The value, and whether the target is met."""
-        text = f"{self.name:58} {self.value:>10.4g} {self.unit:8}"
+        text = f"{self.name:58} {figures.short(self.value):>10} {self.unit:8}"
         if self.target is None:
             return text
         return f"{text} target {self.target:g} {self.unit}: {'met' if self.value <= self.target else 'MISSED'}"
@@ -122,11 +126,16 @@ def ready_and_resident(home: session.Home) -> None:
     for _ in range(STARTS):
         with session.running(home) as daemon:
             ready.append(daemon.ready_s * 1000)
-            resident.append(psutil.Process(daemon.process.pid).memory_info().rss / 2**20)
+            resident.append(resident_mib(daemon))
     show(
         Figure(f"daemon ready with {RECORDS:,} records, median of {STARTS}", statistics.median(ready), "ms", 400),
-        Figure(f"daemon resident with {RECORDS:,} records", max(resident), "MiB", 60),
+        Figure(f"daemon resident at the start, {RECORDS:,} records", max(resident), "MiB", 60),
     )
+
+
+def resident_mib(daemon: session.Daemon) -> float:
+    """What the daemon's process holds in memory now."""
+    return float(psutil.Process(daemon.process.pid).memory_info().rss) / 2**20
 
 
 def requests(count: int) -> bytes:
@@ -186,7 +195,9 @@ def rates(home: session.Home, same: Path, new: Path) -> float:
         fresh, fresh_rate = clients(home, new, 1, ONE_CLIENT_PLANS)
         asked, asked_rate = clients(home, same, 1, ONE_CLIENT_PLANS)
         many, many_rate = clients(home, same, MANY_CLIENTS, PLANS_EACH)
-        resident = psutil.Process(daemon.process.pid).memory_info().rss / 2**20
+        asked_mib = resident_mib(daemon)
+        burst(home, new)
+        burst_mib = resident_mib(daemon)
     show(
         Figure("one client, each question new: plan, p50", percentile(fresh, 50) * 1e6, "us"),
         Figure("one client, each question new: plan, p99", percentile(fresh, 99) * 1e6, "us"),
@@ -197,9 +208,19 @@ def rates(home: session.Home, same: Path, new: Path) -> float:
         Figure(f"{MANY_CLIENTS} client processes: plan, p50", percentile(many, 50) * 1e3, "ms"),
         Figure(f"{MANY_CLIENTS} client processes: plan, p99", percentile(many, 99) * 1e3, "ms"),
         Figure(f"{MANY_CLIENTS} client processes: plans a second, all together", many_rate, "/s"),
-        Figure("daemon resident after that", resident, "MiB", 60),
+        Figure(f"daemon resident after {ONE_CLIENT_PLANS:,} new questions", asked_mib, "MiB", 60),
+        Figure(f"daemon resident after a burst of {BURST_CLIENTS} clients", burst_mib, "MiB", 60),
     )
     return percentile(fresh, 50)
+
+
+def burst(home: session.Home, new: Path) -> None:
+    """256 connections at once, each with questions of its own; threads of this process, since only memory is read."""
+    lines = new.read_bytes().splitlines(keepends=True)
+    parts = [lines[n * BURST_PLANS % len(lines) :][:BURST_PLANS] for n in range(BURST_CLIENTS)]
+    with ThreadPoolExecutor(BURST_CLIENTS) as pool:
+        for _ in pool.map(lambda part: plan_client.times(str(home.socket), part, BURST_PLANS), parts):
+            pass
 
 
 def percentile(seconds: list[float], rank: int) -> float:
@@ -227,6 +248,8 @@ def peer(home: session.Home, ours_s: float) -> None:
 
 def main() -> int:
     """All figures, in the order a daemon lives."""
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, load {load}, Python {sys.version.split()[0]}")
     with session.private_home() as home:
         starts(home)
         fill(home)
