@@ -98,6 +98,19 @@ def test_sequences_count_not_only_the_batch() -> None:
     assert matches(record(workload=four_slots), workload=four_slots) == [(1.0, "r")]
 
 
+def test_at_any_length_the_machine_alone_counts() -> None:
+    """A context 16 times as long and eight sequences are as good as any other; another machine or model is not."""
+
+    def found(**fields: Any) -> list[tuple[float, str]]:
+        seen = RecordSet([record(**fields)]).at_any_length("affine4-g64", MODEL, M4)
+        return [(score, one.id) for score, one in seen]
+
+    assert found(context_length=131072, batch_size=8) == [(1.0, "r")]
+    assert found(chip="M4 Max") == []
+    assert found(model_id="org/Other-8B", tags=["parameters:8000000000"]) == []
+    assert found(method="affine8-g64") == []
+
+
 def test_two_spellings_of_one_model_id() -> None:
     """Hubs do not tell case apart."""
     assert matches(record(model_id="ORG/thing-8b")) == [(1.0, "r")]
