@@ -19,7 +19,8 @@ from veloxquant.errors import EngineUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-IMPOSTOR = Path(__file__).parents[1] / "methods" / "dists" / "duplicate" / "vqtest_duplicate.py"
+DISTS = Path(__file__).parents[1] / "methods" / "dists"
+IMPOSTOR = DISTS / "duplicate" / "vqtest_duplicate.py"
 MACHINE = {"working_set_bytes": 2**33, "total_memory_bytes": 2**34}
 
 
@@ -68,12 +69,14 @@ def place(short_folder: Path) -> Iterator[Callable[..., Place]]:
             process.wait()
 
 
-def distribution(folder: Path, name: str, module: Path) -> None:
+def distribution(folder: Path, name: str, module: Path, version: str = "1.0") -> None:
     """What an installer leaves of a distribution with one plugin: its module and its metadata."""
-    facts = folder / f"{name}-1.0.dist-info"
+    for old in folder.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(old)
+    facts = folder / f"{name}-{version}.dist-info"
     facts.mkdir(parents=True)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[veloxquant.methods]\naffine = {module.stem}\n")
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (facts / "entry_points.txt").write_text(f"[veloxquant.methods]\n{name} = {module.stem}\n")
     shutil.copy(module, folder)
 
 
@@ -105,6 +108,22 @@ def test_an_impostor_hides_nothing(place: Callable[..., Place], short_folder: Pa
     assert shown.startswith("affine  ready\n")
     assert "\naffine  quarantined\n" in shown
     assert "affine (vqtest-duplicate)" in there.ctl("status").stdout
+
+
+def test_an_upgraded_plugin_asks_for_a_restart(place: Callable[..., Place], short_folder: Path) -> None:
+    """A reload finds the new files, goes on with the code it has, and says so in its answer and in the status."""
+    site = short_folder / "site"
+    module = short_folder / "vqtest_good.py"
+    shutil.copy(DISTS / "good" / "vqtest_good.py", module)
+    distribution(site, "vqtest-good", module)
+    there = place(PYTHONPATH=str(site))
+    assert there.client.status().warnings == ()
+    module.write_text(module.read_text() + "\n# a newer one\n")
+    distribution(site, "vqtest-good", module, "1.1")
+    done = there.client.reload()
+    assert done.changed
+    (warning,) = there.client.status().warnings
+    assert warning == "vqtest-good: its files changed since this process loaded it; restart to use them"
 
 
 WITHOUT_ENGINE = """

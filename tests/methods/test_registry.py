@@ -316,6 +316,19 @@ def test_code_that_changed_under_a_running_process_is_told_of(install: Any) -> N
     assert registry.load().warnings == ("first: its files changed since this process loaded it; restart to use them",)
 
 
+def test_an_upgrade_under_a_running_process_is_told_of(install: Any) -> None:
+    """Another version by its metadata, and the code that runs is still the old one."""
+    site = install("first", "one", "one-a")
+    registry.load()
+    module, info = site / "vqreg_first.py", site / "first-1.0.dist-info"
+    module.write_text(module.read_text() + "\n# changed\n")
+    (info / "METADATA").write_text((info / "METADATA").read_text().replace("Version: 1.0", "Version: 1.1"))
+    info.rename(site / "first-1.1.dist-info")
+    loaded = registry.load()
+    assert loaded.sources["one"].version == "1.1"
+    assert loaded.warnings == ("first: its files changed since this process loaded it; restart to use them",)
+
+
 @pytest.mark.parametrize("value", ["", "not a module", ":", "a:b:c", "..", "os:", "os.path:join"])
 def test_an_entry_point_that_names_no_plugin_is_quarantined(install: Any, value: str) -> None:
     """Whatever is written there, the others load."""

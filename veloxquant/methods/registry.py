@@ -16,7 +16,7 @@ from veloxquant.methods.checks import check_variants
 from veloxquant.methods.discovery import discover
 from veloxquant.methods.fence import methods_of, quiet, reason_of
 from veloxquant.methods.guard import Guarded
-from veloxquant.methods.plugin import Plugin, Quarantined
+from veloxquant.methods.plugin import Plugin, Quarantined, canonical
 from veloxquant.methods.probe import Limits, Verdict, examine
 from veloxquant.methods.timed import within
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 ENGINE_OWN = "fp16"
 """The method that packs nothing; it is the engine itself, so that no trace needs to try it."""
 
-_imported: dict[Plugin, str | None] = {}
-"""The files each foreign plugin had when this process first met it."""
+_imported: dict[tuple[str, str, str], str | None] = {}
+"""The files each foreign plugin had when this process first met it, by distribution, name and value: an upgrade
+changes the version, and the code that was imported stays."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,9 @@ def _is_stale(plugin: Plugin, stamp: str | None) -> bool:
         imported = plugin.module in sys.modules
     except AttributeError:  # a value that names no module; the fence says so
         return False
-    first = _imported.setdefault(plugin, stamp) if imported else stamp
-    _imported[plugin] = first
+    key = canonical(plugin.distribution), plugin.name, plugin.value
+    first = _imported.setdefault(key, stamp) if imported else stamp
+    _imported[key] = first
     return first != stamp
 
 
