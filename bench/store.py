@@ -108,6 +108,14 @@ def fill(directory: Path, count: int) -> None:
             "throughput_tok_s": 33.1,
             "chip": "M4",
             "mlx_version": "0.32.4",
+            "workload": {
+                "context_length": 8192 + 256 * (n // 1000),
+                "generation_length": 512,
+                "batch_size": 1,
+                "num_concurrent_requests": 1,
+                "objective": "balanced",
+                "max_latency_ms": None,
+            },
             "created_at": "2026-01-01T00:00:00.000000+00:00",
             "tags": [],
         }

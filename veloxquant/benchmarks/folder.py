@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from veloxquant.benchmarks.plain_record import read_plain
 from veloxquant.benchmarks.records import BenchmarkRecord
 from veloxquant.benchmarks.storage import (
     MAX_RECORD_BYTES,
@@ -72,6 +73,9 @@ def encode(record: BenchmarkRecord) -> bytes:
 
 def decode(data: bytes) -> BenchmarkRecord:
     """The record in a file's bytes. Raises RecordInvalid. Of equal keys the last counts, as in every JSON reader."""
+    plain = read_plain(data)
+    if plain is not None:
+        return plain
     try:
         content = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

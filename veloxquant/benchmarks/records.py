@@ -108,7 +108,7 @@ class BenchmarkRecord:
             if type(value) is str:
                 known[name] = sys.intern(value)
         known.setdefault("created_at", UNDATED)
-        workload, unknown_workload = _read_workload(known.get("workload"))
+        workload, unknown_workload = read_workload(known.get("workload"))
         known["workload"] = workload
         if isinstance(known.get("tags"), list):
             known["tags"] = list(known["tags"])
@@ -163,7 +163,7 @@ _FIELD_SET = frozenset(_FIELD_NAMES)
 _REPEATED = ("method", "model_id", "architecture", "chip", "mlx_version", "macos_version", "source")
 
 
-def _read_workload(data: Any) -> tuple[WorkloadProfile, dict[str, Any]]:
+def read_workload(data: Any) -> tuple[WorkloadProfile, dict[str, Any]]:
     """The workload and the keys it does not know. Absent means the default workload, as it does in `add`."""
     if data is None:
         return _PLAIN_WORKLOAD, {}

@@ -20,7 +20,7 @@ MAX_BYTES = 2**63 - 1
 
 # An id is a file name on every system.
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
-_ID = re.compile(ID_PATTERN)
+ID = re.compile(ID_PATTERN)
 WORDS = ("method", "model_id")
 TEXTS = ("architecture", "chip", "mlx_version", "macos_version", "created_at", "source")
 WHOLE = {
@@ -44,7 +44,7 @@ def check_types(record: BenchmarkRecord) -> None:
 
 def _check_each(record: BenchmarkRecord) -> None:
     values = record.__dict__
-    if not (isinstance(record.id, str) and _ID.fullmatch(record.id)):
+    if not (isinstance(record.id, str) and ID.fullmatch(record.id)):
         raise invalid("id", record.id, "a file name of letters, digits and . _ -", "use benchmark_fingerprint()")
     for name in WORDS:
         _check_text(name, values[name])
@@ -85,7 +85,7 @@ def _is_plain(values: dict[str, Any]) -> bool:
         and type(values["tags"]) is list
         and type(values["workload"]) is WorkloadProfile
         and type(values["id"]) is str
-        and _ID.fullmatch(values["id"]) is not None
+        and ID.fullmatch(values["id"]) is not None
     )
 
 
