@@ -175,7 +175,7 @@ def _unkept(config: Config) -> str | None:
         why = error.strerror or error
         return (
             f"traced models cannot be kept in {folder} ({why}), each is traced again by the next process: "
-            "free some disk space, or set trace.cache_directory"
+            "free some disk space, make the folder writable, or set trace.cache_directory"
         )
     return None
 
