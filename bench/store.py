@@ -130,6 +130,7 @@ def measure(python: str, words: dict[str, str], count: int, adds: int) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "benchmarks"
         fill(directory, count)
+        os.sync()  # what was just written is not to compete for the disk with what is measured
         command = [python, "-c", WORK.format(**words), str(directory), str(adds), str(MATCHES), str(count)]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
