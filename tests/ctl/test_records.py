@@ -145,6 +145,23 @@ def test_prune_shows_and_then_does(ctl: Run, store: BenchmarkDatabase) -> None:
     assert "0 records" in ctl("records", "prune").out
 
 
+def test_pruning_to_less_than_is_pinned_says_so(ctl: Run, store: BenchmarkDatabase) -> None:
+    """The bound cannot be kept, and the way out is named."""
+    for record_id in store.records:
+        ctl("records", "pin", record_id)
+    done = ctl("records", "prune", "--max-records", "2")
+    assert done.out.startswith("0 records")
+    assert "unpin" in done.err
+
+
+def test_a_record_without_a_date_has_no_age(ctl: Run, store: BenchmarkDatabase, tmp_path: Path) -> None:
+    """Not the age of the epoch."""
+    (tmp_path / "in.jsonl").write_text('{"id": "undated", "method": "fp16", "model_id": "m/z"}')
+    ctl("records", "import", str(tmp_path / "in.jsonl"))
+    (line,) = (line for line in ctl("records", "--no-daemon").out.splitlines() if line.startswith("undated"))
+    assert line.split()[-1] == "-"
+
+
 def test_the_configured_bounds_hold_for_an_import(
     ctl: Run, store: BenchmarkDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +195,9 @@ def test_the_schema_is_printed(ctl: Run) -> None:
         (["export", "/"], "target"),
         (["import", "/nowhere/x"], "target"),
         (["import", "/"], "target"),
+        (["export", "/nowhere/x"], "target"),
         (["merge", "/nowhere"], "target"),
+        (["merge", "/"], "target"),
         (["shwo", "x"], None),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from veloxquant.benchmarks.records import UNDATED
 from veloxquant.ctl import figures
 from veloxquant.ctl.arguments import count, size
 from veloxquant.ctl.terminal import columns
@@ -136,6 +137,8 @@ def _age(created: str, now: dt.datetime) -> str:
     try:
         at = dt.datetime.fromisoformat(created)
     except ValueError:
+        return figures.UNKNOWN
+    if created == UNDATED:
         return figures.UNKNOWN
     at = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
     return format_duration(max(0.0, (now - at).total_seconds()))

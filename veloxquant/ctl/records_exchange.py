@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from veloxquant.benchmarks.exchange import BadLine, read_lines, write_csv, write_lines
-from veloxquant.benchmarks.storage import placed, reaching, write_atomically
+from veloxquant.benchmarks.folder import RecordFolder
+from veloxquant.benchmarks.index import RECORDS
+from veloxquant.benchmarks.storage import placed, write_atomically
 from veloxquant.ctl.records_progress import Progress
 from veloxquant.ctl.records_upkeep import open_store
 from veloxquant.errors import InvalidParams
@@ -53,8 +55,12 @@ def _export(session: Session) -> int:
     path = placed(options.target)
     if path.is_dir():
         raise InvalidParams(f"{options.target} is a folder", hint="name a file, or - for the terminal", field="target")
-    with reaching(path, "write"):
+    try:
         write_atomically(path, text.getvalue().encode())
+    except OSError as error:
+        raise InvalidParams(
+            f"{options.target} cannot be written: {error.strerror}", hint="choose another file", field="target"
+        ) from None
     if terminal.json:
         terminal.value(EXPORT, {"count": len(records), "file": str(path), "bytes": path.stat().st_size})
     else:
@@ -118,8 +124,9 @@ def _source(name: str) -> Iterator[tuple[BinaryIO, int]]:
 def _merge(session: Session) -> int:
     options, terminal = session.options, session.terminal
     source = placed(options.target)
-    if not source.is_dir():
-        raise InvalidParams(f"{options.target} is no folder", hint="name a benchmark directory", field="target")
+    if not (source / RECORDS).is_dir():
+        reason = f"{options.target} is no benchmark directory: there is no folder {RECORDS} in it"
+        raise InvalidParams(reason, hint="name the folder that index.json lies in", field="target")
     store = open_store(session)
     if source.resolve() == store.storage_dir.resolve():
         raise InvalidParams(f"{options.target} is the directory itself", hint="name another one", field="target")
@@ -145,9 +152,6 @@ def _merge(session: Session) -> int:
 
 def _read(session: Session, source: Path) -> tuple[list[BenchmarkRecord], dict[str, str]]:
     """The records of a directory that may be anybody's, and of which nothing is changed."""
-    from veloxquant.benchmarks.folder import RecordFolder
-    from veloxquant.benchmarks.index import RECORDS
-
     folder = RecordFolder(source / RECORDS)
     with Progress(session.terminal, "reading") as progress:
         folder.refresh(progress.of)

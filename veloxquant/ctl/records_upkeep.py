@@ -102,6 +102,8 @@ def _prune(session: Session) -> int:
     would = "would go" if options.dry_run else "are gone"
     bounds = f"at most {limits.max_records:,} and {format_size(limits.max_bytes)} are kept"
     terminal.say(f"{len(gone):,} records, {format_size(freed)} {would}, {left:,} stay; {bounds}")
+    if left > limits.max_records:
+        terminal.note("all that stay are pinned: veloxquantctl records unpin ID")
     return 0
 
 
