@@ -128,6 +128,18 @@ def test_the_soft_floor_is_stricter_beyond_32k(context: int, warned: bool) -> No
     assert answer.chosen.label == "only"
 
 
+@pytest.mark.parametrize("objective", ["memory", "latency", "throughput", "balanced", "quality"])
+def test_what_is_broken_is_used_only_where_nothing_else_fits(objective: str) -> None:
+    """Beyond 32k the floor is 0.02: 0.19 is above it, 0.21 is more than ten times as much and saves bytes in vain."""
+    variants = offers(Synthetic("broken", 2, 0.21), Synthetic("rough", 4, 0.19))
+    answer = ask(llama_8b(), ROOMY, on_offer=variants, context_length=40_000, objective=objective)
+    assert answer.chosen.label == "rough"
+    assert "more than ten times 0.02" in rejection(answer, "broken").detail
+    alone = ask(llama_8b(), ROOMY, on_offer=offers(Synthetic("broken", 2, 0.21)), context_length=40_000)
+    assert alone.chosen.label == "broken"
+    assert "quality_below_soft_floor" in codes(alone.warnings)
+
+
 def test_the_latency_ceiling_removes_what_cannot_meet_it() -> None:
     """4 GiB at 84 GB/s take 51 ms; 10 ms is out of reach for every variant, and the plan says by how much."""
     answer = ask(llama_8b(), ROOMY, context_length=1024, max_latency_ms=10)

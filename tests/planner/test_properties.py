@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planner_kit import GIB, Own, Synthetic, ask, every, kv, mac, model, offers, state, window
 
-from veloxquant.planner.decide import below_soft_floor, decide, place
+from veloxquant.planner.decide import decide, floors_missed, place
 from veloxquant.planner.option import Option, consider
 from veloxquant.planner.request import PlanRequest
 from veloxquant.planner.result import Plan
@@ -76,13 +76,13 @@ SIZES = st.integers(2**28, 64 * GIB)
 
 def _best(
     profile: ModelProfile, machine: HardwareProfile, on_offer: Sequence[Offer], workload: dict[str, Any]
-) -> tuple[tuple[bool, Any], str] | None:
-    """The chosen option and its place, the soft floor first; None when nothing is chosen."""
+) -> tuple[tuple[int, Any], str] | None:
+    """The chosen option and its place, the floors it misses first; None when nothing is chosen."""
     request = PlanRequest(model=profile, workload=WorkloadProfile(**workload))
     setting = set_up(request, Snapshot(hardware=machine, offers=on_offer))
     options = [o for o in (consider(setting, offer) for offer in on_offer) if isinstance(o, Option)]
     ordered, _ = decide([o for o in options if not o.sizing.short_by])
-    return ((below_soft_floor(ordered[0]), place(ordered[0])), ordered[0].label) if ordered else None
+    return ((floors_missed(ordered[0]), place(ordered[0])), ordered[0].label) if ordered else None
 
 
 @settings(max_examples=300, deadline=None)
