@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.benchmarks.records import UNDATED
 from veloxquant.ctl import figures
 from veloxquant.ctl.arguments import count, size
 from veloxquant.ctl.terminal import columns
@@ -134,6 +133,8 @@ def _row(record: Mapping[str, Any], now: dt.datetime) -> tuple[str, ...]:
 
 
 def _age(created: str, now: dt.datetime) -> str:
+    from veloxquant.benchmarks.records import UNDATED
+
     try:
         at = dt.datetime.fromisoformat(created)
     except ValueError:
