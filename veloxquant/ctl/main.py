@@ -28,7 +28,7 @@ COMMANDS = {
     "fit": ("fit", "the largest context of every variant"),
     "explain": ("explain", "the arithmetic behind a plan"),
     "methods": ("methods", "which methods are ready"),
-    "records": ("records", "what was measured, and what is not used"),
+    "records": ("records", "list, show, verify, merge, export, import, pin and prune what was measured"),
     "hardware": ("hardware", "the machine as plans see it"),
     "doctor": ("doctor", "check everything, with a fix for each problem"),
     "daemon": ("daemon", "run the daemon in the foreground"),
