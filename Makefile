@@ -52,7 +52,7 @@ bench: $(DEMO)  ## plan latency, start-up and store figures, each beside its tar
 soak: $(DEMO)  ## the daemon under mixed load for ten minutes (MINUTES=n), memory and open files watched
 	@$(BIN)/python bench/soak.py --minutes $(MINUTES)
 
-faults: $(STAMP)  ## the benchmark store under many writers, 1,000 kills, a full disk and a read-only one
+faults: $(DEMO)  ## the benchmark store under many writers, 1,000 kills, a full disk and a read-only one
 	@$(BIN)/python bench/store_faults.py
 
 clean:  ## remove the environment, the caches and what was downloaded

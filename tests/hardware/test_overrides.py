@@ -134,6 +134,20 @@ def test_memory_size_alone_resets_what_followed_from_memory() -> None:
     assert (made.working_set_bytes, made.active_bytes, made.chip) == (55662788608, 0, "Apple M3 Max")
 
 
+@pytest.mark.parametrize("given", [{}, {"chip": "Apple M3 Ultra"}])
+def test_a_working_set_larger_than_this_machine_is_not_lowered_by_it(given: dict[str, str]) -> None:
+    """464 GiB are another machine's: neither the 96 GiB here nor what is active or allowed here counts."""
+    made = with_overrides(MAC, {"working_set_bytes": 464 * GIB, **given})
+    assert (made.working_set_bytes, made.total_memory_bytes, made.active_bytes) == (464 * GIB, None, 0)
+    assert (made.max_buffer_bytes, made.available_bytes) == (None, None)
+    assert "the working set is" in made.sources["total_memory_bytes"]
+
+
+def test_a_working_set_without_a_gpu_here_is_another_machines(this_linux: Sources) -> None:
+    """The memory of this machine says nothing about it."""
+    assert with_overrides(detect(this_linux), {"working_set_bytes": 12 * GIB}).total_memory_bytes is None
+
+
 def test_working_set_given_to_a_machine_without_gpu_starts_empty(this_linux: Sources) -> None:
     """What is active in main memory is not active in a working set that this machine does not have."""
     made = with_overrides(detect(this_linux), {"working_set_bytes": 12 * GIB})

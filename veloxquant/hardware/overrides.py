@@ -1,8 +1,9 @@
 """A profile with some facts given: this machine with another limit, or "as if on" a machine that is not here.
 
-Naming a chip, or a memory size, describes another machine: what is known of this one's chip or memory then no longer
-counts. Chip facts come from the chip table. The working set of a Mac that is not here comes from what Macs of that
-memory size reported, and is unknown where none did: it is never computed from a ratio.
+Naming a chip, a memory size, or a working set that this machine cannot have describes another machine: what is known
+of this one's chip or memory then no longer counts. Chip facts come from the chip table. The working set of a Mac that
+is not here comes from what Macs of that memory size reported, and is unknown where none did: it is never computed from
+a ratio.
 """
 
 from __future__ import annotations
@@ -35,10 +36,8 @@ def with_overrides(profile: HardwareProfile, overrides: Mapping[str, Any]) -> Ha
     fields, sources = dict[str, Any](), dict(profile.sources)
     if "chip" in given or ("gpu_cores" in given and chips.parse(profile.chip)):
         _as_if_chip(profile, given, fields, sources)
-    if "chip" in given or "total_memory_bytes" in given:
+    if _is_elsewhere(profile, given):
         _as_if_memory(profile, given, fields, sources)
-    elif "working_set_bytes" in given and profile.working_set_bytes is None:
-        _put(fields, sources, "active_bytes", 0, "as if: what is active here lies in main memory, not in a working set")
     _as_if_system(given, fields, sources)
     for key, value in given.items():
         _put(fields, sources, key, value, "given")
@@ -69,14 +68,28 @@ def _as_if_chip(
         _put(fields, sources, field, value, f"{label}: {known}")
 
 
+def _is_elsewhere(profile: HardwareProfile, given: Mapping[str, Any]) -> bool:
+    """Whether another machine's memory is described: by chip, by size, or by a working set this one cannot have."""
+    if "chip" in given or "total_memory_bytes" in given:
+        return True
+    if "working_set_bytes" not in given:
+        return False
+    total = profile.total_memory_bytes
+    return profile.working_set_bytes is None or (total is not None and given["working_set_bytes"] > total)
+
+
 def _as_if_memory(
     profile: HardwareProfile, given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]
 ) -> None:
     """Another machine's memory: nothing of this one's is left, and nothing is active on it."""
-    total = given.get("total_memory_bytes", profile.total_memory_bytes)
-    record = _record(profile, given, total)
-    if "total_memory_bytes" not in given:
+    total = given.get("total_memory_bytes")
+    if "working_set_bytes" in given:
+        # The given working set is the limit; this machine's memory must not lower it.
+        _put(fields, sources, "total_memory_bytes", total, "as if: not given, the working set is")
+    elif total is None:
+        total = profile.total_memory_bytes
         sources["total_memory_bytes"] = "as if: not given, taken to be as much as here"
+    record = _record(profile, given, total)
     _put(fields, sources, "available_bytes", None, "as if: not given")
     if record is None:
         reason = _no_record(given.get("chip", profile.chip), total)
