@@ -19,15 +19,13 @@ from veloxquant.methods.guard import Guarded
 from veloxquant.methods.plugin import Plugin, Quarantined, canonical
 from veloxquant.methods.probe import Limits, Verdict, examine
 from veloxquant.methods.timed import within
+from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from veloxquant.methods.method import Method, Variant
-
-ENGINE_OWN = "fp16"
-"""The method that packs nothing; it is the engine itself, so that no trace needs to try it."""
 
 _imported: dict[tuple[str, str, str], str | None] = {}
 """The files each foreign plugin had when this process first met it, by distribution, name and value: an upgrade

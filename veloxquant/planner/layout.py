@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import MethodError
 from veloxquant.planner.result import Layers
-from veloxquant.profiles import CachePart
+from veloxquant.profiles.model import ENGINE_OWN, CachePart
 
 if TYPE_CHECKING:
     from veloxquant.planner.result import Reason
     from veloxquant.planner.snapshot import Offer
     from veloxquant.profiles import CacheLayer, ModelProfile, Probe
-
-ENGINE_OWN = "fp16"
-"""Name of the method that leaves the engine's own caches in place."""
 
 
 class _Cause(NamedTuple):

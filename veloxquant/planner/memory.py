@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from veloxquant.planner.layout import ENGINE_OWN
 from veloxquant.profiles import slots
+from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
     from veloxquant.planner.layout import Layout

@@ -12,12 +12,13 @@ from veloxquant.errors import MethodError
 from veloxquant.planner import speed as speeds
 from veloxquant.planner.evidence import measured_memory, memory_evidence
 from veloxquant.planner.largest import largest_context
-from veloxquant.planner.layout import ENGINE_OWN, Refusal, lay_out
+from veloxquant.planner.layout import Refusal, lay_out
 from veloxquant.planner.memory import shape_of
 from veloxquant.planner.quality import broken_family
 from veloxquant.planner.rejection import rejected
 from veloxquant.planner.sizing import choose_step
 from veloxquant.planner.throughput import served
+from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from veloxquant.planner import evidence, quality
 from veloxquant.planner.budget import room
-from veloxquant.planner.layout import ENGINE_OWN, engine_own
+from veloxquant.planner.layout import engine_own
 from veloxquant.planner.memory import footprint, shape_of
 from veloxquant.planner.siblings import qualities
 from veloxquant.planner.speed import decode, prefill_tok_s, roofline, speed
+from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+ENGINE_OWN = "fp16"
+"""Name of the method that leaves the engine's own caches in place; it is the engine itself, so no trace tries it."""
+
 PartKind = Literal["kv", "window", "chunked", "concat", "state"]
 
 
