@@ -23,17 +23,16 @@ from veloxquant.benchmarks.model_name import (
     stated_parameters,
 )
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
+from veloxquant.benchmarks.same_model import has_same_cache, is_namesake
 from veloxquant.profiles import WorkloadProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile
+    from veloxquant.profiles import HardwareProfile, ModelProfile
 
 OTHER_MODEL_FACTOR = 0.75
 """What a record loses for being of another model that has the same architecture, size and weight bits."""
-SAME_CACHE_RATIO = 1.5
-"""Slack of 256 slots and the generated tokens make up to a third at 1k; grouped and full heads differ by 4 or 8."""
 
 Scored = tuple[float, BenchmarkRecord]
 
@@ -105,7 +104,7 @@ class RecordGroups:
         """As `matches`, of the model's own records alone."""
         own = self.groups.get((label, model_key(model.model_id)), ())
         found = [(entry.record.match_score(query), entry.record) for entry in _near(own, query, threshold)]
-        return [scored for scored in _ordered(found, threshold) if not _is_namesake(scored[1], model)]
+        return [scored for scored in _ordered(found, threshold) if not is_namesake(scored[1], model)]
 
     def _stand_ins(
         self, label: str, model: ModelProfile, context_length: int, threshold: float
@@ -121,7 +120,7 @@ class RecordGroups:
         same_size = (entry.record for entry in entries[first:last])
         near = (r for r in same_size if context_length <= ratio * r.context_length <= ratio**2 * context_length)
         sizes: dict[int, int] = {}
-        return [record for record in near if model_key(record.model_id) != own and _same_cache(record, model, sizes)]
+        return [record for record in near if model_key(record.model_id) != own and has_same_cache(record, model, sizes)]
 
 
 class RecordSet:
@@ -210,34 +209,3 @@ def _near(entries: Sequence[_Entry], query: BenchmarkMatchQuery, threshold: floa
     first = bisect_left(entries, query.context_length / ratio, key=lambda entry: entry.at)
     last = bisect_right(entries, query.context_length * ratio, key=lambda entry: entry.at)
     return entries[first:last]
-
-
-def _is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
-    """Whether the record's "parameters:" tag tells another size: two folders called "model" hold different models."""
-    stated, size = stated_parameters(record.model_id, record.tags), model.num_parameters
-    if stated is None or not size or named_parameters(record.model_id) is not None:
-        return False
-    return max(stated, size) > SAME_SIZE_RATIO * min(stated, size)
-
-
-def _same_cache(record: BenchmarkRecord, model: ModelProfile, sizes: dict[int, int]) -> bool:
-    """Whether the record's 16-bit cache, where it tells it, has about the size this model's would have.
-
-    `sizes` remembers that size by context: records of many models share few contexts.
-    """
-    if not (record.memory_bytes and record.memory_reduction and model.layers):
-        return True
-    held = record.memory_bytes / record.memory_reduction / record.sequences
-    context = record.context_length
-    if context not in sizes:
-        sizes[context] = sum(_bytes_at(part, context) for layer in model.layers for part in layer.parts)
-    expected = sizes[context]
-    return expected / SAME_CACHE_RATIO <= held <= expected * SAME_CACHE_RATIO
-
-
-def _bytes_at(part: CachePart, tokens: int) -> int:
-    """Bytes of one part of one sequence at this length, slack left out."""
-    if part.kind == "state":
-        return part.state_bytes
-    held = min(tokens, part.window) if part.kind in ("window", "chunked") else tokens
-    return held * part.slot_bytes
