@@ -89,7 +89,9 @@ class Synthetic(Method):
         batchable: bool = False,
         fused: bool = False,
         unpack: float = 0.0,
+        workspace: int = 0,
     ) -> None:
+        self.workspace = workspace
         self.name, self.batchable, self.fused_attention = name, batchable, fused
         self._bits, self._kl, self._spread, self._fixed, self._unpack = bits, kl, spread, fixed, unpack
 
@@ -102,6 +104,10 @@ class Synthetic(Method):
         return self._bits
 
     value_bits = key_bits
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """The given number for each query and slot."""
+        return self.workspace * queries * slots
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Given."""

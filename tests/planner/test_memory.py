@@ -170,3 +170,19 @@ def test_the_largest_context_is_exact() -> None:
         )
         assert fits.chosen.label == one.label
         assert beyond.decision == "no_fit"
+
+
+def test_temporary_copies_of_an_attention_are_in_the_peak_once_not_once_a_layer() -> None:
+    """3 bytes a query and slot: 512 x 8,192 in the last chunk; a decode step of 1 x 8,292 is less; layers take turns."""
+
+    def peak(workspace: int) -> int:
+        on_offer = offers(Synthetic("copies", 4.0, 0.01, fused=True, workspace=workspace))
+        answer = ask(
+            llama_8b(), ROOMY, on_offer=on_offer, context_length=8192, generation_length=100, prefill_step_size=512
+        )
+        memory = candidate(answer, "copies").memory
+        return memory.peak_bytes - memory.stored_bytes
+
+    growing = peak(0)
+    assert peak(3) == max(growing, 3 * 512 * 8192) == 12_582_912
+    assert peak(1) == max(growing, 512 * 8192)

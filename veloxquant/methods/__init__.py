@@ -2,9 +2,9 @@
 
 import pluggy
 
-from veloxquant.methods.method import LayerSpec, Method, Param, QualityPrior, Variant
+from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
 from veloxquant.profiles.model import CachePart
 
 hookimpl = pluggy.HookimplMarker("veloxquant")
 
-__all__ = ["CachePart", "LayerSpec", "Method", "Param", "QualityPrior", "Variant", "hookimpl"]
+__all__ = ["CachePart", "LayerSpec", "Method", "Param", "Parameter", "QualityPrior", "Variant", "hookimpl"]

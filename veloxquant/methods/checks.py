@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from veloxquant.errors import MAX_WHOLE, MethodRefused, quoted
-from veloxquant.methods.method import Method, QualityPrior, Variant
+from veloxquant.methods.method import Method, Parameter, QualityPrior, Variant
 from veloxquant.profiles.model import CachePart
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
@@ -25,6 +25,12 @@ REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
 WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)
 """Head widths of published models; 576 is DeepSeek's latent with its rope key."""
 ITEM_SIZES = (2, 4)
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a word"),
+    "bool": ((bool,), "true or false"),
+}
 _FLAGS = ("batchable", "trimmable", "drops_tokens", "fused_attention")
 _TEXTS = ("name", "version", "summary", "paper")
 _ATTRIBUTES: dict[str, type] = dict.fromkeys(_FLAGS, bool) | dict.fromkeys(_TEXTS, str)
@@ -65,6 +71,36 @@ def check_variants(method: Method) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
+def check_parameters(method: Method) -> tuple[Parameter, ...]:
+    """What a user may set, of the right types and unlike names, each default within its own bounds."""
+    parameters: Any = method.parameters()
+    if not isinstance(parameters, Sequence) or isinstance(parameters, str | bytes):
+        raise _wrong(f"{method.name}: parameters() returned {_kind(parameters)}, not a list")
+    for parameter in parameters:
+        if not isinstance(parameter, Parameter) or not parameter.name.isidentifier():
+            raise _wrong(f"{method.name}: parameters() holds {quoted(parameter)}, not only named Parameters")
+        if parameter.default is not None and (why := unfit(parameter, parameter.default)):
+            raise _wrong(f"{method.name}: the default of {parameter.name} is {parameter.default!r}, {why}")
+    _check_unlike([parameter.name for parameter in parameters], f"{method.name}: parameter")
+    return tuple(parameters)
+
+
+def unfit(parameter: Parameter, value: Any) -> str | None:
+    """Why a value is not one that the parameter takes, None when it is."""
+    if value is None:
+        return None if parameter.default is None else f"and not {_KINDS[parameter.kind][1]}"
+    types, name = _KINDS[parameter.kind]
+    if type(value) not in types or (isinstance(value, float) and not math.isfinite(value)):
+        return f"and not {name}"
+    if parameter.choices and value not in parameter.choices:
+        return f"and not one of {', '.join(map(str, parameter.choices))}"
+    if parameter.low is not None and not isinstance(value, str) and value < parameter.low:
+        return f"below {parameter.low:g}"
+    if parameter.high is not None and not isinstance(value, str) and value > parameter.high:
+        return f"above {parameter.high:g}"
+    return None
+
+
 def check_figures(method: Method, variants: Iterable[Variant]) -> None:
     """Every planning figure over the matrix: finite, not negative, the same when asked twice.
 
@@ -103,7 +139,7 @@ def figures(method: Method, variant: Variant, part: CachePart) -> Figures:
         None,
         check_bits(method, variant, "key_bits", method.key_bits(variant, part)),
         check_bits(method, variant, "value_bits", method.value_bits(variant, part)),
-        check_fixed_bytes(method, variant, method.fixed_bytes(variant, part)),
+        check_bytes(method, variant, "fixed_bytes", method.fixed_bytes(variant, part)),
         check_slot_step(method, variant, method.slot_step(variant, part)),
     )
 
@@ -129,11 +165,11 @@ def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
     return float(bits)
 
 
-def check_fixed_bytes(method: Method, variant: Variant, fixed: Any) -> int:
+def check_bytes(method: Method, variant: Variant, what: str, counted: Any) -> int:
     """Whole bytes, not negative."""
-    if type(fixed) is not int or not 0 <= fixed <= MAX_WHOLE:
-        raise _wrong(f"{method.name} {variant.label}: fixed_bytes() returned {quoted(fixed)}, not a count of bytes")
-    return fixed
+    if type(counted) is not int or not 0 <= counted <= MAX_WHOLE:
+        raise _wrong(f"{method.name} {variant.label}: {what}() returned {quoted(counted)}, not a count of bytes")
+    return counted
 
 
 def check_slot_step(method: Method, variant: Variant, step: Any) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from veloxquant.errors import MethodRefused
 from veloxquant.methods import checks
 from veloxquant.methods.fence import reason_of
-from veloxquant.methods.method import LayerSpec, Method, Param, QualityPrior, Variant
+from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
 from veloxquant.methods.timed import within
 
 if TYPE_CHECKING:
@@ -41,7 +41,14 @@ class Guarded(Method):
     `tripped` says why it is quarantined, else None.
     """
 
-    def __init__(self, inner: Method, variants: Sequence[Variant], *, trusted: bool = False) -> None:
+    def __init__(
+        self,
+        inner: Method,
+        variants: Sequence[Variant],
+        parameters: Sequence[Parameter] = (),
+        *,
+        trusted: bool = False,
+    ) -> None:
         self.name, self.version, self.summary, self.paper = inner.name, inner.version, inner.summary, inner.paper
         self.batchable, self.trimmable = inner.batchable, inner.trimmable
         self.drops_tokens, self.fused_attention = inner.drops_tokens, inner.fused_attention
@@ -49,6 +56,7 @@ class Guarded(Method):
         self._inner = inner
         self._trusted = trusted
         self._variants = tuple(variants)
+        self._parameters = tuple(parameters)
         self._answers: dict[tuple[Any, ...], Any] = {}
         self._slow = 0
         self._warned = False
@@ -56,6 +64,10 @@ class Guarded(Method):
     def variants(self) -> Sequence[Variant]:
         """The variants learnt at load; the method is not asked again."""
         return self._variants
+
+    def parameters(self) -> Sequence[Parameter]:
+        """The parameters learnt at load."""
+        return self._parameters
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
         """The method's answer, or ("quarantined", why) once a call has failed."""
@@ -76,7 +88,18 @@ class Guarded(Method):
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Checked. Raises MethodRefused."""
-        return self._ask("fixed_bytes", lambda a: checks.check_fixed_bytes(self, variant, a), variant, part)
+        return self._ask("fixed_bytes", lambda a: checks.check_bytes(self, variant, "fixed_bytes", a), variant, part)
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """Checked. Raises MethodRefused."""
+        return self._ask(
+            "workspace_bytes",
+            lambda a: checks.check_bytes(self, variant, "workspace_bytes", a),
+            variant,
+            part,
+            queries,
+            slots,
+        )
 
     def slot_step(self, variant: Variant, part: CachePart) -> int:
         """Checked. Raises MethodRefused."""
@@ -96,17 +119,14 @@ class Guarded(Method):
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """The method's cache. Raises MethodRefused whatever the method raises; takes the time it takes."""
-        try:
-            return self._inner.build(layer, variant)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise MethodRefused(
-                f"{variant.label} cannot be built for layer {layer.index}: {reason_of(error)}",
-                hint="choose another method, or tell its author",
-            ) from error
+        return _built(f"for layer {layer.index}", variant, lambda: self._inner.build(layer, variant))
 
-    def _ask(self, what: str, check: Callable[[Any], _Answer], variant: Variant, *part: CachePart) -> _Answer:
+    def build_standalone(self, head_dim: int, variant: Variant) -> Any:
+        """The method's single-head cache. Raises MethodRefused whatever the method raises."""
+        what = f"standalone at width {head_dim}"
+        return _built(what, variant, lambda: self._inner.build_standalone(head_dim, variant))
+
+    def _ask(self, what: str, check: Callable[[Any], _Answer], variant: Variant, *rest: Any) -> _Answer:
         """The checked answer. Equal questions have equal answers (the probe asks twice), so each is asked once.
 
         One of ours answers sooner than an answer is looked up.
@@ -114,13 +134,13 @@ class Guarded(Method):
         if self.tripped is not None:
             raise _refused(self.tripped)
         if self._trusted:
-            return self._fenced(what, lambda: check(getattr(self._inner, what)(variant, *part)))
-        question = (what, variant.label, *variant.params.items(), *part)
+            return self._fenced(what, lambda: check(getattr(self._inner, what)(variant, *rest)))
+        question = (what, variant.label, *variant.params.items(), *rest)
         if question in self._answers:
             return self._answers[question]  # type: ignore[no-any-return]
         began = time.perf_counter()
         answer = self._fenced(
-            what, lambda: within(LIMIT_S, "it", lambda: check(getattr(self._inner, what)(variant, *part)))
+            what, lambda: within(LIMIT_S, "it", lambda: check(getattr(self._inner, what)(variant, *rest)))
         )
         if len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
@@ -151,6 +171,18 @@ class Guarded(Method):
 
     def _trip(self, why: str) -> None:
         self.tripped = f"method {self.name}: {why}"
+
+
+def _built(what: str, variant: Variant, build: Callable[[], Any]) -> Any:
+    try:
+        return build()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise MethodRefused(
+            f"{variant.label} cannot be built {what}: {reason_of(error)}",
+            hint="choose another method, or tell its author",
+        ) from error
 
 
 def _refused(reason: str) -> MethodRefused:

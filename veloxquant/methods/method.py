@@ -7,7 +7,7 @@ The planning half is called by a long-running daemon: it must not import mlx, do
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,20 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     label: str
     params: Mapping[str, Param] = {}
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """One parameter a user may set when building a method's caches. `None` is taken only where it is the default."""
+
+    name: str
+    kind: Literal["int", "float", "str", "bool"]
+    default: Param | None = None
+    low: float | None = None
+    """Least and greatest value of a number, inclusive; None: no bound."""
+    high: float | None = None
+    choices: tuple[Param, ...] = ()
+    """The only values taken; empty: any within the bounds."""
+    help: str = ""
 
 
 class QualityPrior(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +79,13 @@ class Method:
         """Every parameter set worth planning with; called once at load."""
         raise NotImplementedError(f"{type(self).__name__} does not implement variants()")
 
+    def parameters(self) -> Sequence[Parameter]:
+        """What `Variant.params` may hold besides the values in `variants()`; called once at load. Empty: nothing.
+
+        `refuses` still decides about combinations and widths.
+        """
+        return ()
+
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
         """Why this growing part cannot be kept under the variant: (reason code of the protocol, sentence), or None.
 
@@ -82,6 +103,15 @@ class Method:
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Bytes of one sequence that do not grow with length (sinks, recent window, codebooks)."""
+        return 0
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """Most temporary bytes of one layer's attention for one sequence.
+
+        `queries` tokens attend to `slots` stored ones: unpacked blocks or float copies that are gone after the call,
+        and blocks of scores where `fused_attention` says that no whole score matrix is made. 0 for kernels that read
+        what is stored.
+        """
         return 0
 
     def slot_step(self, variant: Variant, part: CachePart) -> int:
@@ -106,3 +136,12 @@ class Method:
         Raises MethodRefused before any token is processed when the layer cannot be served.
         """
         raise MethodRefused(f"{self.name} builds no servable cache", hint="choose another method")
+
+    def build_standalone(self, head_dim: int, variant: Variant) -> Any:
+        """A single-head cache of `append_key`, `append_value`, `append`, `attend`, `memory_bytes` and `len`.
+
+        `head_dim` is the width of K and of V. Raises MethodRefused for a method that only serves, or for this width.
+        """
+        raise MethodRefused(
+            f"{self.name} builds no standalone cache", hint="build for a model, or choose another method"
+        )

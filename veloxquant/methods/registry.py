@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from veloxquant import paths
 from veloxquant.errors import MethodNotFound, MethodRefused
 from veloxquant.methods import verdicts
-from veloxquant.methods.checks import check_variants
+from veloxquant.methods.checks import check_parameters, check_variants
 from veloxquant.methods.discovery import discover
 from veloxquant.methods.fence import methods_of, quiet, reason_of
 from veloxquant.methods.guard import Guarded
@@ -181,7 +181,7 @@ def _candidates(plugin: Plugin, stamp: str, limit_s: float) -> list[_Candidate]:
 def _candidate(plugin: Plugin, method: Method, stamp: str) -> _Candidate:
     try:
         variants = check_variants(method)
-        fenced = Guarded(method, variants, trusted=plugin.first_party)
+        fenced = Guarded(method, variants, check_parameters(method), trusted=plugin.first_party)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

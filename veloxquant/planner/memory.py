@@ -3,7 +3,8 @@
 Stored bytes of one sequence = sum over parts of slots x bytes of one slot + what does not grow. Slots come from
 `profiles.slots` (the engine's own growth rules, slack included); bytes of one slot = heads x (key_bits x key_width +
 value_bits x value_width) / 8. The peak adds, for the worst layer and moment, the old buffer alive beside the new one at
-a growth step, or the score matrix where attention materializes one, and what windows hold in prefill.
+a growth step, or the score matrix and the temporary copies of an attention that makes them, and what windows hold in
+prefill.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from veloxquant.profiles import slots
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
+    from veloxquant.methods import Method, Variant
     from veloxquant.planner.layout import Layout
     from veloxquant.planner.snapshot import Offer
     from veloxquant.profiles import CachePart, ModelProfile
@@ -26,6 +28,20 @@ PROMPTS_AT_ONCE = 8
 
 _EXACT_DIGITS = 6
 """What a division leaves beyond them is not a part of a byte."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A method that reads what it stored. Equal to itself under the same label, so that sizes can be remembered."""
+
+    method: Method
+    variant: Variant
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reader) and (self.method, self.variant.label) == (other.method, other.variant.label)
+
+    def __hash__(self) -> int:
+        return hash((id(self.method), self.variant.label))
 
 
 class Term(NamedTuple):
@@ -43,6 +59,9 @@ class Term(NamedTuple):
     step: int
     fixed_bytes: int
     """Of one layer and one sequence, whatever the length."""
+
+    reader: Reader | None
+    """Whose attention reads it, None for the engine's own."""
 
     @property
     def grows(self) -> bool:
@@ -144,6 +163,7 @@ def _packed_term(offer: Offer, part: CachePart, count: int) -> Term:
         array_bytes=max(key, value),
         step=method.slot_step(variant, part),
         fixed_bytes=method.fixed_bytes(variant, part),
+        reader=Reader(method, variant),
     )
 
 
@@ -159,6 +179,7 @@ def _engine_term(part: CachePart, count: int) -> Term:
         array_bytes=part.heads * max(key, value),
         step=part.step,
         fixed_bytes=part.state_bytes,
+        reader=None,
     )
 
 
@@ -216,9 +237,22 @@ def held_by(shape: Shape, one: Load, context: int, generation: int) -> Footprint
         scored = max(min(one.step, context) * context * prefill_rows, (context + generation) * rows)
         scores = shape.score_heads * shape.score_itemsize * scored
     stored = one.stored * shape.sequences
-    peak = stored + one.window_extra * prefill_rows + max(one.transient * rows, scores)
+    attention = scores + _workspace(shape, min(one.step, context), context, generation)
+    peak = stored + one.window_extra * prefill_rows + max(one.transient * rows, attention)
     largest = max(one.buffer * rows, scores)
     return Footprint(round(stored), round(peak), round(largest), round(one.fixed * shape.sequences))
+
+
+def _workspace(shape: Shape, chunk: int, context: int, generation: int) -> int:
+    """Temporary bytes of the layer whose attention takes the most, at the end of prefill or of decode."""
+    most = 0
+    for term in shape.terms:
+        if term.reader is not None:
+            ask, variant = term.reader.method.workspace_bytes, term.reader.variant
+            prefill = ask(variant, term.part, chunk, context) * shape.prefill_rows
+            decode = ask(variant, term.part, 1, context + generation) * shape.rows
+            most = max(most, prefill, decode)
+    return most
 
 
 def footprint(shape: Shape, context: int, generation: int, step: int, measured: Measured | None = None) -> Footprint:
