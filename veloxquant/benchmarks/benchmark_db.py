@@ -161,11 +161,15 @@ class BenchmarkDatabase:
             return RecordSet.frozen(self._groups(), len(self._store.folder.records), threshold)
 
     def upsert(self, record: BenchmarkRecord) -> BenchmarkRecord:
-        """Insert a record, or replace the one of its id. Raises RecordInvalid naming the field."""
+        """Insert a record, or replace the one of its id; where that one is pinned, so is what replaces it.
+
+        Raises RecordInvalid naming the field.
+        """
         if not isinstance(record, BenchmarkRecord):
             raise invalid("record", record, "a BenchmarkRecord", "build one, or use add()")
         check_types(record)
         with self._store.lock.held():
+            _keep_pin(self._store.folder.find(record.id), record)
             self._store.put(record)
         self._store.index.mark()
         return record
@@ -205,8 +209,8 @@ class BenchmarkDatabase:
             other_version = earlier is not None and earlier.mlx_version != record.mlx_version
             if earlier is not None and other_version:
                 self._store.put(renamed(earlier, version_id(earlier.id, earlier.mlx_version)))
-            elif earlier is not None and PINNED in earlier.tags and PINNED not in record.tags:
-                record.tags.append(PINNED)
+            else:
+                _keep_pin(earlier, record)
             self._store.put(record)
             if other_version:
                 self._store.delete(version_id(record.id, record.mlx_version))
@@ -231,7 +235,7 @@ class BenchmarkDatabase:
         return counts
 
     def pin(self, record_id: str, *, pinned: bool = True) -> bool:
-        """Pin a record, so that it is never evicted, or unpin it. False when there is none."""
+        """Pin a record, so that it is never evicted, or unpin it; evicts nothing. False when there is none."""
         store = self._store
         if not store.path.exists():
             return False
@@ -242,7 +246,8 @@ class BenchmarkDatabase:
                 return False
             if pinned != (PINNED in record.tags):
                 tags = [tag for tag in record.tags if tag != PINNED]
-                store.put(BenchmarkRecord.from_dict(record.to_dict() | {"tags": tags + [PINNED] * pinned}))
+                changed = BenchmarkRecord.from_dict(record.to_dict() | {"tags": tags + [PINNED] * pinned})
+                store.put(changed, evicts=False)
         return True
 
     def prune(self, *, dry_run: bool = False) -> list[Victim]:
@@ -337,6 +342,12 @@ def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> Benchmark
     key = (record.method, record.model_id, record.context_length, record.batch_size, record.chip)
     record.id = benchmark_fingerprint(*key)
     return record
+
+
+def _keep_pin(earlier: BenchmarkRecord | None, record: BenchmarkRecord) -> None:
+    """Only `pin` takes a pin off."""
+    if earlier is not None and PINNED in earlier.tags and PINNED not in record.tags:
+        record.tags = [*record.tags, PINNED]
 
 
 def _ignore(record: BenchmarkRecord, outcome: Outcome) -> None:

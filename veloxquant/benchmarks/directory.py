@@ -59,7 +59,7 @@ class Directory:
         self._order: EvictionOrder | None = None
         self._compared: tuple[Signature | None, int] | None = None
         self._grows = False
-        """Whether we have put records here: reading alone evicts none."""
+        """Whether we have put new records here since the index was written: reading and replacing evict none."""
         self._trusted_until = 0.0
 
     def write_index(self) -> None:
@@ -68,6 +68,7 @@ class Directory:
             self.sweep(self.refresh())
             if self._grows:
                 self.make_room()
+                self._grows = False
             with reaching(self.index_path, "write"):
                 index.write(self.index_path, self.folder)
 
@@ -105,24 +106,38 @@ class Directory:
             with suppress(OSError):
                 path.unlink()
 
-    def put(self, record: BenchmarkRecord, *, flush: bool = True) -> None:
-        """Write one record and keep the bounds. Raises RecordInvalid, StoreUnavailable."""
-        self._grows = True
-        is_new = record.id not in self.folder.records
+    def put(self, record: BenchmarkRecord, *, flush: bool = True, evicts: bool = True) -> None:
+        """Write one record and keep the bounds. Raises RecordInvalid, StoreUnavailable.
+
+        A new record makes the directory keep its limits. One that replaces another makes room for no more than the
+        bytes that it has more, and with `evicts` False for none: what others overfilled is not its affair.
+        """
+        is_new = self.folder.find(record.id) is None
+        bytes_before = self.folder.total_bytes
+        self._grows = self._grows or is_new
         try:
             with reaching(self.folder.path, "create"):
                 make_folder(self.folder.path)
             self.folder.put(record, flush=flush)
         finally:
             self.settle()
+        if is_new:
+            self._make_room_for(record)
+        elif evicts:
+            self.make_room(record, self.limits.after_replacing(bytes_before))
+
+    def _make_room_for(self, newcomer: BenchmarkRecord) -> None:
+        size = self.folder.size_bytes(newcomer.id)
+        if size <= self.limits.max_bytes:
+            self.make_room(newcomer)
         if self.is_over():
-            self.make_room(record)
-            if self.is_over() and is_new:
-                self.delete(record.id)
-                raise StoreUnavailable(
-                    f"{self.path} holds as much as it may, and all of it is pinned",
-                    hint="unpin some records, or raise records.max_records and records.max_bytes",
-                )
+            self.delete(newcomer.id)
+            full = "holds as much as it may, and all of it is pinned"
+            large = f"may hold {self.limits.max_bytes} bytes, and this record has {size}"
+            raise StoreUnavailable(
+                f"{self.path} {full if size <= self.limits.max_bytes else large}",
+                hint="unpin some records, or raise records.max_records and records.max_bytes",
+            )
 
     def delete(self, record_id: str, *, flush: bool = True) -> bool:
         """Delete one record; False when there is none."""
@@ -131,20 +146,26 @@ class Directory:
         finally:
             self.settle()
 
-    def is_over(self) -> bool:
+    def is_over(self, limits: Limits | None = None) -> bool:
         """Whether there are more records or bytes than the limits allow, as far as this process has seen."""
-        return len(self.folder.records) > self.limits.max_records or self.folder.total_bytes > self.limits.max_bytes
+        limits = limits or self.limits
+        return len(self.folder.records) > limits.max_records or self.folder.total_bytes > limits.max_bytes
 
-    def make_room(self, newcomer: BenchmarkRecord | None = None) -> list[Victim]:
-        """Evict until the limits are kept. What was just put stays.
+    def make_room(self, newcomer: BenchmarkRecord | None = None, limits: Limits | None = None) -> list[Victim]:
+        """Evict until the limits, the store's own unless others are given, are kept. What was just put stays.
 
-        Before anything goes, the folder is looked at again, unless that would take more than a share of the time.
+        Before anything goes for the store's own, the folder is looked at again, unless that would take more than a
+        share of the time. So of several processes each keeps the bound for what it has seen: together they exceed it
+        by no more than they add between two of those looks, and whichever writes the index last brings it back.
+
+        An eviction is not flushed to the disk by itself. After a crash of the system an evicted record may be there
+        again: it serves like any other, and goes again with the next record that comes, or with `prune`.
         """
-        if self.is_over() and time.monotonic() > self._trusted_until:
+        if limits is None and self.is_over() and time.monotonic() > self._trusted_until:
             self.refresh()
         gone: list[Victim] = []
-        while self.is_over():
-            victim = self._next_victim(newcomer)
+        while self.is_over(limits):
+            victim = self._next_victim(newcomer, limits)
             if victim is None:
                 break
             gone.append(victim)
@@ -213,14 +234,14 @@ class Directory:
         for record_id in placing.deletes:
             self.delete(record_id, flush=False)
 
-    def _next_victim(self, newcomer: BenchmarkRecord | None) -> Victim | None:
+    def _next_victim(self, newcomer: BenchmarkRecord | None, limits: Limits | None) -> Victim | None:
         """Evict one record, if it is still what it was when it was last seen. None when there is none to evict."""
         order = self._order = self._order or EvictionOrder(self.folder.records)
-        while self.is_over() and (record := order.pop(newcomer)) is not None:
+        while self.is_over(limits) and (record := order.pop(newcomer)) is not None:
             newer = order.newest(record)
             if self.folder.find(record.id) is record and (newer is None or self.folder.find(newer.id) is newer):
                 size = self.folder.size_bytes(record.id)
-                self.delete(record.id, flush=False)  # one that came back after a crash would go again
+                self.delete(record.id, flush=False)
                 return Victim(record, size, newer)
             self.settle()
             order.push(record)

@@ -7,6 +7,7 @@ made on a newer MLX, or on the same MLX later. When none of those is left, the o
 from __future__ import annotations
 
 import heapq
+import sys
 from bisect import insort
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,10 @@ class Limits(NamedTuple):
 
     max_records: int = MAX_RECORDS
     max_bytes: int = MAX_BYTES
+
+    def after_replacing(self, bytes_before: int) -> Limits:
+        """What is to be kept when a record took the place of another: any number, and not more bytes than before."""
+        return Limits(sys.maxsize, max(self.max_bytes, bytes_before))
 
 
 class Victim(NamedTuple):
