@@ -185,9 +185,9 @@ def test_hardware_makes_the_chip_count(db: BenchmarkDatabase) -> None:
     assert list(db.find_best_match(MODEL, AT_8K)) == ["affine4-g64"]
     assert db.find_best_match(MODEL, AT_8K, hardware=M4) == {}
     db.upsert(record())
-    loose = db.find_best_match(MODEL, AT_8K, hardware=SimpleNamespace(chip=None), threshold=0.62)
+    loose = db.find_best_match(MODEL, AT_8K, hardware=SimpleNamespace(chip=None), threshold=0.4)
     assert list(loose) == ["affine4-g64"]
-    assert db.find_best_match(MODEL, AT_8K, hardware=SimpleNamespace(chip=None), threshold=0.8) == {}
+    assert db.find_best_match(MODEL, AT_8K, hardware=SimpleNamespace(chip=None)) == {}
 
 
 def test_a_record_set_is_frozen(db: BenchmarkDatabase, fill: Fill) -> None:

@@ -173,7 +173,7 @@ def test_the_largest_context_is_exact() -> None:
 
 
 def test_temporary_copies_of_an_attention_are_in_the_peak_once_not_once_a_layer() -> None:
-    """3 bytes a query and slot: 512 x 8,192 in the last chunk; a decode step of 1 x 8,292 is less; layers take turns."""
+    """3 bytes a query and slot: 512 x 8,192 in the last chunk is the most; layers take turns."""
 
     def peak(workspace: int) -> int:
         on_offer = offers(Synthetic("copies", 4.0, 0.01, fused=True, workspace=workspace))
