@@ -2,8 +2,9 @@
 
 Every factor is 1 for equal values, symmetric, and falls as the values move apart, so the product is too. The factors
 are conventions of this store, not physics: they order evidence and decide, with a threshold, which of it is too far
-away to use. Default threshold 0.6, so alone on its axis: a context or batch up to 6 times larger or smaller passes, a
-neighbouring chip tier (M4 and M4 Pro) or three generations of the same tier pass, M4 against M4 Max does not.
+away to use. Default threshold 0.6, so alone on its axis: a context or batch up to 6 times larger or smaller passes;
+of two Apple chips those of one tier pass whose bandwidths are within 1.5 times (M3 and M4, M4 and M5, not M1 and M4);
+another tier, another maker's chip and a chip that nobody names do not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import re
 from functools import lru_cache
 
+from veloxquant.benchmarks.chip_distance import apple_chip, closeness
 from veloxquant.benchmarks.fingerprint import known
 
 THRESHOLD = 0.6
@@ -21,18 +23,13 @@ ANY = "any"
 """A chip or version that a query leaves out; unlike "unknown", which is never equal to anything."""
 
 _OCTAVE_COST = 0.25
-_TIERS = ("base", "pro", "max", "ultra")
-_TIER_FACTORS = (1.0, 0.75, 0.55, 0.4)
-_GENERATION_FACTOR = 0.85
-_DISTANT_CHIP = 0.25
 _UNRELATED_CHIP = 0.2
-_UNKNOWN_CHIP = 0.7
+_UNKNOWN_CHIP = 0.5
+"""It may be this very chip or not. Below the threshold, or a record of no known origin would count everywhere."""
 _UNKNOWN_VERSION = 0.9
 # (factor at no distance, most that distance can cost, distance at which half of that is spent) for a first difference
 # in major, minor and patch: each range lies wholly below the next one.
 _VERSION_COSTS = ((0.7, 0.2, 2.0), (0.97, 0.22, 4.0), (1.0, 0.03, 4.0))
-# The grammar of hardware.chips, which this room may not import; a test holds the two together.
-_APPLE_CHIP = re.compile(r"(?:apple\s+)?m([1-9][0-9]?)(?:\s+(pro|max|ultra))?", re.ASCII | re.IGNORECASE)
 _VERSION = re.compile(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?")
 
 
@@ -52,18 +49,15 @@ def reach(threshold: float) -> float:
 
 @lru_cache(maxsize=4096)
 def chip_factor(ours: str, theirs: str) -> float:
-    """Closeness of two chips by generation and tier; an unknown chip is close to none, not even to another unknown."""
+    """Closeness of two chips, by `chip_distance` for Apple's; an unknown one is close to none, not even to another."""
     if ANY in (ours, theirs):
         return 1.0
     if not (known(ours) and known(theirs)):
         return _UNKNOWN_CHIP
     if _plain(ours) == _plain(theirs):
         return 1.0
-    mine, other = _apple_chip(ours), _apple_chip(theirs)
-    if mine is None or other is None:
-        return _UNRELATED_CHIP
-    generations, tiers = abs(mine[0] - other[0]), abs(mine[1] - other[1])
-    return max(_DISTANT_CHIP, _GENERATION_FACTOR**generations * _TIER_FACTORS[tiers])
+    mine, other = apple_chip(ours), apple_chip(theirs)
+    return _UNRELATED_CHIP if mine is None or other is None else closeness(mine, other)
 
 
 @lru_cache(maxsize=4096)
@@ -85,13 +79,6 @@ def version_factor(ours: str, theirs: str) -> float:
 @lru_cache(maxsize=1024)
 def _plain(chip: str) -> str:
     return " ".join(chip.casefold().split()).removeprefix("apple ")
-
-
-@lru_cache(maxsize=1024)
-def _apple_chip(chip: str) -> tuple[int, int] | None:
-    """(generation, index of the tier), None for anything that is not an Apple M chip."""
-    found = _APPLE_CHIP.fullmatch(chip.strip())
-    return (int(found[1]), _TIERS.index((found[2] or "base").lower())) if found else None
 
 
 @lru_cache(maxsize=1024)
