@@ -6,11 +6,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
-from veloxquant.benchmarks.record_set import RecordGroups, RecordSet
+from veloxquant.benchmarks.record_set import RecordSet
 from veloxquant.profiles import CacheLayer, CachePart, HardwareProfile, ModelProfile, WorkloadProfile
 
 if TYPE_CHECKING:
@@ -203,17 +201,3 @@ def test_a_record_set_is_frozen(db: BenchmarkDatabase, fill: Fill) -> None:
     assert frozen.matches("affine4-g64", model, near, M4) == before
     assert len(frozen) == 2
     assert len(db.record_set()) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab"), st.sampled_from((8, 70)), st.booleans())))
-def test_groups_kept_up_to_date_equal_groups_made_new(steps: list[tuple[int, str, int, bool]]) -> None:
-    """One change after another or all at once: the same answers."""
-    groups, now = RecordGroups([]), {}
-    for number, (key, method, size, stays) in enumerate(steps):
-        new = record(f"r{key}", method=method, model_id=f"org/M{key}-{size}B", context_length=100 + number)
-        groups.change(now.pop(key, None), new if stays else None)
-        if stays:
-            now[key] = new
-    fresh = RecordGroups(now.values())
-    assert groups.groups == fresh.groups
-    assert groups.labels == fresh.labels

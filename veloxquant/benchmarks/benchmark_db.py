@@ -144,16 +144,8 @@ class BenchmarkDatabase:
 
         With hardware (anything with `chip` and `mlx_version`) those two count; without, they are not compared.
         """
-        store = self._store
-        with store.lock.threads():
-            groups = self._groups()
-            best: dict[str, BenchmarkRecord] = {}
-            for method in sorted(groups.labels) if methods is None else methods:
-                wanted = query(method, model, workload, hardware)
-                found = groups.matches(method, model, wanted, threshold)
-                if found:
-                    best[method] = found[0][1]
-            return best
+        # Without the lock, which may be held for a while: groups are read as they are while another thread adds to them.
+        return self._groups().best(model, query("", model, workload, hardware), threshold, methods)
 
     def record_set(self, threshold: float = THRESHOLD) -> RecordSet:
         """The records as they are in memory now, frozen, for a planner's snapshot."""
