@@ -1,9 +1,19 @@
-"""Whether a record was measured on a model like the one that is asked about: same name, same size, same cache."""
+"""Whether a record was measured on a model like the one that is asked about: same name, same size, same cache.
+
+The only geometry that a record carries is in its figures: bytes over ratio is the 16-bit cache of its run. The model's
+layers say what that may have been, as a range, since a record does not say how many of the tokens were held when the
+bytes were read, nor with how much slack: from the prompt alone to the engine's whole buffers after generation. The
+range is narrow for long prompts; for short ones it is wide, and they tell little.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
+from veloxquant.benchmarks.fingerprint import known
 from veloxquant.benchmarks.model_name import SAME_SIZE_RATIO, named_parameters, stated_parameters
 
 if TYPE_CHECKING:
@@ -11,35 +21,108 @@ if TYPE_CHECKING:
     from veloxquant.profiles import CachePart, ModelProfile
 
 SAME_CACHE_RATIO = 1.5
-"""Slack of 256 slots and the generated tokens make up to a third at 1k; grouped and full heads differ by 4 or 8."""
+"""Allowed beyond the range: a copy alive at the reading, an odd prefill step, a run that went on for longer than told.
+Within a family (1B, 8B, 70B) the bytes a token differ by 2.5 and more, grouped and full heads by 4 or 8."""
+
+_TOKENS = re.compile(r"tokens[=:](\d{1,9})", re.ASCII)
+_ENDLESS, _WINDOWS = ("kv", "concat"), ("window", "chunked")
+_16_BIT = 2
+_ROUNDING = 0.005
+"""A ratio of two digits may be off by this."""
+# What one architecture is also called: by its class, and by the part of a seeing model that reads text.
+_DECORATION = re.compile(r"(?:forcausallm|forconditionalgeneration|text)+$")
+_BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 
 def is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
-    """Whether the record's "parameters:" tag tells another size: two folders called "model" hold different models."""
+    """Whether a record of this very model id is of another model: two folders called "model" hold different ones.
+
+    It is when it tells another architecture, by its tag another parameter count, or by its figures another cache.
+    """
+    if known(record.architecture) and known(model.architecture):
+        theirs, ours = _architecture(record.architecture), _architecture(model.architecture)
+        if theirs != ours:
+            return True
+    return _is_other_size(record, model) or not has_same_cache(record, model)
+
+
+def has_same_cache(record: BenchmarkRecord, model: ModelProfile, sizes: dict[int, int] | None = None) -> bool:  # noqa: ARG001
+    """Whether the record's 16-bit cache may be one of this model; true where either does not tell it."""
+    ratio = record.memory_reduction
+    if not (record.memory_bytes and ratio and model.layers):
+        return True
+    slip = _ROUNDING if ratio == round(ratio, 2) else 0.0
+    fewest, most = _tokens_held(record)
+    least_bytes = _cache(model).least_bytes(fewest) * (ratio - slip) / SAME_CACHE_RATIO
+    most_bytes = _cache(model).most_bytes(most) * (ratio + slip) * SAME_CACHE_RATIO
+    return least_bytes <= record.memory_bytes / record.sequences <= most_bytes
+
+
+def _is_other_size(record: BenchmarkRecord, model: ModelProfile) -> bool:
     stated, size = stated_parameters(record.model_id, record.tags), model.num_parameters
     if stated is None or not size or named_parameters(record.model_id) is not None:
         return False
     return max(stated, size) > SAME_SIZE_RATIO * min(stated, size)
 
 
-def has_same_cache(record: BenchmarkRecord, model: ModelProfile, sizes: dict[int, int]) -> bool:
-    """Whether the record's 16-bit cache, where it tells it, has about the size this model's would have.
-
-    `sizes` remembers that size by context: records of many models share few contexts.
-    """
-    if not (record.memory_bytes and record.memory_reduction and model.layers):
-        return True
-    held = record.memory_bytes / record.memory_reduction / record.sequences
-    context = record.context_length
-    if context not in sizes:
-        sizes[context] = sum(_bytes_at(part, context) for layer in model.layers for part in layer.parts)
-    expected = sizes[context]
-    return expected / SAME_CACHE_RATIO <= held <= expected * SAME_CACHE_RATIO
+def stated_tokens(record: BenchmarkRecord) -> int | None:
+    """Tokens that were held when the bytes were read, by a "tokens=4608" tag; None where no tag says so."""
+    return next((int(found[1]) for tag in sorted(record.tags) if (found := _TOKENS.fullmatch(tag))), None) or None
 
 
-def _bytes_at(part: CachePart, tokens: int) -> int:
-    """Bytes of one part of one sequence at this length, slack left out."""
-    if part.kind == "state":
-        return part.state_bytes
-    held = min(tokens, part.window) if part.kind in ("window", "chunked") else tokens
-    return held * part.slot_bytes
+def _tokens_held(record: BenchmarkRecord) -> tuple[int, int]:
+    """The fewest and the most tokens that one sequence may have held when the bytes were read."""
+    stated, prompt = stated_tokens(record), record.context_length
+    return (stated, stated) if stated else (prompt, prompt + record.workload.generation_length)
+
+
+class _Cache(NamedTuple):
+    """The engine's own cache of one sequence, summed over its layers; bytes."""
+
+    least_a_token: int
+    """Of what grows for ever, with 16-bit numbers even where the model computes in 32."""
+    windows: tuple[tuple[int, int], ...]
+    """(window in slots, bytes a slot), likewise."""
+    most_a_slot: int
+    most_in_windows: int
+    """Bytes a slot of all windows."""
+    step: int
+    states: int
+
+    def least_bytes(self, tokens: int) -> int:
+        """Without slack, windows at their length."""
+        in_windows = sum(min(tokens, window) * slot_bytes for window, slot_bytes in self.windows)
+        return self.states + tokens * self.least_a_token + in_windows
+
+    def most_bytes(self, tokens: int) -> int:
+        """With slack up to the next step; windows as a prompt fed in one piece and the token after it make them."""
+        slots = -(-tokens // self.step) * self.step
+        return self.states + slots * self.most_a_slot + (tokens + self.step) * self.most_in_windows
+
+
+@lru_cache(maxsize=256)
+def _cache(model: ModelProfile) -> _Cache:
+    parts = [part for layer in model.layers for part in layer.parts]
+    windows: Counter[int] = Counter()
+    for part in parts:
+        if part.kind in _WINDOWS:
+            windows[part.window] += _16_bit_slot(part)
+    return _Cache(
+        sum(_16_bit_slot(part) for part in parts if part.kind in _ENDLESS),
+        tuple(windows.items()),
+        sum(part.slot_bytes for part in parts if part.kind in _ENDLESS),
+        sum(part.slot_bytes for part in parts if part.kind in _WINDOWS),
+        max((part.step for part in parts), default=1),
+        sum(part.state_bytes for part in parts),
+    )
+
+
+def _16_bit_slot(part: CachePart) -> int:
+    keys = part.key_width * min(part.key_itemsize, _16_BIT)
+    return part.heads * (keys + part.value_width * min(part.value_itemsize, _16_BIT))
+
+
+@lru_cache(maxsize=1024)
+def _architecture(name: str) -> str:
+    """Form in which two spellings of one architecture are equal: "Qwen2MoeForCausalLM" and "qwen2_moe"."""
+    return _DECORATION.sub("", _BETWEEN_WORDS.sub("", name.casefold()))

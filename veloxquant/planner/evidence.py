@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from veloxquant.benchmarks.fingerprint import known
 from veloxquant.benchmarks.matching import chip_factor, size_factor, version_numbers
 from veloxquant.benchmarks.model_name import model_key
+from veloxquant.benchmarks.same_model import stated_tokens
 from veloxquant.benchmarks.validation import MAX_REDUCTION
 from veloxquant.planner.memory import Measured, bytes_per_token, footprint
 from veloxquant.planner.result import Evidence, Note
@@ -40,7 +41,6 @@ _UNPROVEN = 0.7
 _REPEATS = re.compile(r"(?:repeats|runs|n)[=:](\d{1,6})")
 _KL = re.compile(r"kl(?:_mean)?[=:](\d{1,6}(?:\.\d{1,12})?(?:e-?\d{1,2})?)")
 _STRAINED = ("battery", "thermal", "throttl", "low-power", "low_power")
-_TAG_OF_TOKENS = re.compile(r"tokens[=:](\d{1,9})")
 MANUAL = "manual"
 
 
@@ -204,9 +204,9 @@ def _tokens(record: BenchmarkRecord) -> int:
     What else wrote the record may not have generated what its workload says, so that only the context counts then: a
     byte too many a token is safe, one too few is not.
     """
-    tagged = next((int(m[1]) for tag in sorted(record.tags) if (m := _TAG_OF_TOKENS.fullmatch(tag))), None)
-    if tagged:
-        return tagged
+    stated = stated_tokens(record)
+    if stated:
+        return stated
     own_run = record.source != MANUAL and record.workload.context_length == record.context_length
     return record.context_length + (record.workload.generation_length if own_run else 0)
 
