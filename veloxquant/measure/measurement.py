@@ -1,0 +1,213 @@
+"""One method on one model: a real generation twice, once with profiled caches, once on the clock without them.
+
+Profiling evaluates the arrays of each layer's call before it goes on, which slows decoding, so that its times tell
+layers apart and say nothing about tokens a second. Speed comes from a second run with bare caches; the first has warmed
+up kernels by then. Both must generate the same tokens, and hold the same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from veloxquant.measure.generation import generate
+
+if TYPE_CHECKING:
+    from veloxquant.measure.generation import Generation, Watch
+    from veloxquant.profiling import ProfileReport
+
+MOST_SAMPLES = 512
+"""Points of a memory curve: more than a plot of this width can show."""
+PREFILL_STEP = 2048
+"""Prompt tokens of one call where nothing else is said: mlx-lm's own default."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One method with one set of parameters, and how to get fresh caches of it for the model at hand."""
+
+    label: str
+    """Name of the variant in records and plans: "affine4-g64"."""
+    method: str
+    build: Callable[[], list[Any]] = field(repr=False)
+    """A fresh list, one cache for each entry of the engine's own. May raise MethodRefused."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    prefill_step_size: int = PREFILL_STEP
+    planned: bool = False
+    """Whether the planner chose it for this model, machine and length."""
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One point of a memory curve."""
+
+    tokens: int
+    """Tokens in the caches: prompt and text so far."""
+    resident_bytes: int
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one method. Bytes are those of arrays that the caches hold, slack included."""
+
+    label: str
+    method: str
+    params: Mapping[str, Any] = {}
+    planned: bool = False
+    prefill_step_size: int
+    prompt_tokens: int
+    generated_tokens: int
+    """Tokens of the text, an end-of-text token included; prompt_tokens + generated_tokens are in the caches."""
+    tokens: tuple[int, ...]
+    text: str
+    resident_bytes: int
+    """Held when the text ended."""
+    peak_bytes: int
+    """Largest that was ever held, summed over layers."""
+    reported_bytes: int | None
+    """What the caches themselves say they hold (`nbytes`), None where one of them does not say."""
+    true_fp16_bytes: int
+    """All K and V that were given, at two bytes a number: every head, row and token, both widths, no slack."""
+    prefill_s: float
+    """Time to the first token, without profiling."""
+    prefill_tok_s: float
+    decode_s: float
+    decode_tok_s: float | None
+    """Decoded tokens a second, without profiling; None where only one token was generated."""
+    ms_per_token: float | None
+    mlx_peak_bytes: int
+    """Most that MLX held at once in the run without profiling, weights included."""
+    mlx_before_bytes: int
+    """What MLX held before that run: the weights."""
+    profiled_s: float
+    """The whole run with profiled caches; slower than prefill_s + decode_s."""
+    same_when_profiled: bool
+    """Whether both runs generated the same tokens."""
+    timeline: tuple[Sample, ...]
+    """Resident bytes of all caches as tokens came in; at most 512 points."""
+    report: ProfileReport
+    """Per layer, from the profiled run."""
+
+    @property
+    def resident_ratio(self) -> float | None:
+        """Resident bytes over the 16-bit bytes of the K and V given; above 1 where slack is more than is saved."""
+        return self.resident_bytes / self.true_fp16_bytes if self.true_fp16_bytes else None
+
+
+def run(
+    model: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    subject: Subject,
+    *,
+    max_tokens: int,
+    watch: Watch | None = None,
+) -> Run:
+    """Generate greedily with this method's caches, profiled and then timed, and say what they held and took.
+
+    `prompt` holds token ids; `watch` is told how many tokens of both runs are done, out of 2 x (prompt + max_tokens).
+    Raises what building the caches and running the model raise.
+    """
+    from veloxquant.caches.held import held_bytes
+    from veloxquant.profiling import MLXCacheProfiler, profile_layers
+
+    told = watch or (lambda _done: None)
+    caches = subject.build()
+    profilers = [MLXCacheProfiler(cache, layer_id=index) for index, cache in enumerate(caches)]
+    curve = _Curve(len(prompt), lambda: held_bytes(caches))
+
+    def sampled(done: int) -> None:
+        curve.at(done)
+        told(done)
+
+    began = time.perf_counter()
+    seen = generate(model, tokenizer, prompt, profilers, max_tokens, subject.prefill_step_size, sampled)
+    elapsed = time.perf_counter() - began
+    report = profile_layers(profilers, elapsed_s=elapsed)
+    del profilers, caches
+    whole = len(prompt) + max_tokens
+    bare = subject.build()
+    _settle()
+    timed = generate(
+        model, tokenizer, prompt, bare, max_tokens, subject.prefill_step_size, lambda done: told(whole + done)
+    )
+    return _result(subject, len(prompt), timed, seen, report, held_bytes(bare), curve.samples(), elapsed)
+
+
+def _settle() -> None:
+    """What earlier runs left behind must not count for the next one."""
+    import gc
+
+    import mlx.core as mx
+
+    gc.collect()
+    mx.clear_cache()
+
+
+class _Curve:
+    """Samples of what is held, thinned by halves so that their number stays bounded."""
+
+    def __init__(self, prompt_tokens: int, look: Callable[[], int]) -> None:
+        self._prompt_tokens, self._look = prompt_tokens, look
+        self._samples: list[Sample] = []
+        self._every, self._seen = 1, 0
+
+    def at(self, done: int) -> None:
+        """Look, unless this is the call by which mlx-lm ends the prompt: the first token is in the caches by then."""
+        if done == self._prompt_tokens:
+            return
+        self._seen += 1
+        self._last = Sample(done, self._look())
+        if self._seen % self._every:
+            return
+        self._samples.append(self._last)
+        if len(self._samples) == MOST_SAMPLES:
+            del self._samples[1::2]
+            self._every *= 2
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The curve, its last point always among them."""
+        if self._seen and self._samples[-1:] != [self._last]:
+            return (*self._samples[: MOST_SAMPLES - 1], self._last)
+        return tuple(self._samples)
+
+
+def _result(  # noqa: PLR0917 -- everything that was found
+    subject: Subject,
+    prompt_tokens: int,
+    timed: Generation,
+    seen: Generation,
+    report: ProfileReport,
+    resident: int,
+    timeline: tuple[Sample, ...],
+    elapsed: float,
+) -> Run:
+    reported = [layer.reported_bytes for layer in report.layers]
+    return Run(
+        label=subject.label,
+        method=subject.method,
+        params=dict(subject.params),
+        planned=subject.planned,
+        prefill_step_size=subject.prefill_step_size,
+        prompt_tokens=prompt_tokens,
+        generated_tokens=len(timed.tokens),
+        tokens=timed.tokens,
+        text=timed.text,
+        resident_bytes=resident,
+        peak_bytes=max(resident, sum(layer.peak_memory_bytes for layer in report.layers)),
+        reported_bytes=None if None in reported else sum(reported),
+        true_fp16_bytes=sum(layer.true_fp16_bytes for layer in report.layers),
+        prefill_s=timed.prefill_s,
+        prefill_tok_s=prompt_tokens / timed.prefill_s,
+        decode_s=timed.decode_s,
+        decode_tok_s=timed.decode_tok_s,
+        ms_per_token=timed.ms_per_token,
+        mlx_peak_bytes=timed.peak_bytes,
+        mlx_before_bytes=timed.before_bytes,
+        profiled_s=elapsed,
+        same_when_profiled=timed.tokens == seen.tokens,
+        timeline=timeline,
+        report=report,
+    )
