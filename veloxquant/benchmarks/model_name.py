@@ -21,10 +21,13 @@ PARAMETERS_TAG = "parameters:"
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _FULL_PRECISION_BITS = 16
 _MAX_TAG_DIGITS = 18
-# "8B", "0.5b", "135M", "8x7B", "E4B"; not "128k" (a context) and not "4bit".
+# "8B", "0.5b", "135M", "8x7B", "E4B"; not "128k" (a context), "4bit", or "A3B" (what is active).
 _SIZE = re.compile(r"e?(?:(\d{1,4})x)?(\d{1,6}(?:\.\d{1,4})?)([mbt])")
 _BITS = re.compile(r"(?:(\d{1,2})-?bits?|(?:q|int|w|mxfp|nvfp|fp)(\d{1,2})\w*)")
 _PACKED_FORMATS = {"awq": 4, "gptq": 4}
+_AFTER_A_CORPUS = ("token", "tokens")
+# A point parts words ("Instruct.Q4") unless it is within a number ("0.5b"); Ollama parts the size by a colon.
+_BETWEEN_WORDS = re.compile(r"[-_ :]|(?<!\d)\.|\.(?!\d)")
 
 
 @lru_cache(maxsize=4096)
@@ -35,12 +38,19 @@ def model_key(model_id: str) -> str:
 
 @lru_cache(maxsize=4096)
 def named_parameters(model_id: str) -> float | None:
-    """Parameter count by the first size in the name ("Llama-3.1-8B" -> 8e9), None where it states none."""
-    for word in _words(model_id):
-        found = _SIZE.fullmatch(word)
-        if found and float(found[2]) > 0:
-            return int(found[1] or 1) * float(found[2]) * _UNITS[found[3]]
-    return None
+    """Parameter count by the first size in the name ("Llama-3.1-8B" -> 8e9), None where it states none.
+
+    What is said of tokens is the corpus ("3T-tokens"), and trillions count only where no smaller size is named: corpora
+    are counted in them and hardly a model is ("TinyLlama-3T-1.1B" is of 1.1B, "Ling-1T" of 1T).
+    """
+    words = _words(model_id)
+    sizes = [
+        (found[3], int(found[1] or 1) * float(found[2]) * _UNITS[found[3]])
+        for word, after in zip(words, [*words[1:], ""], strict=True)
+        if after not in _AFTER_A_CORPUS and (found := _SIZE.fullmatch(word)) and float(found[2]) > 0
+    ]
+    sizes.sort(key=lambda one: one[0] == "t")
+    return sizes[0][1] if sizes else None
 
 
 @lru_cache(maxsize=4096)
@@ -74,4 +84,4 @@ def stated_parameters(model_id: str, tags: Sequence[str]) -> float | None:
 
 
 def _words(model_id: str) -> list[str]:
-    return re.split(r"[-_ ]", model_key(model_id).rstrip("/").rsplit("/", 1)[-1])
+    return _BETWEEN_WORDS.split(model_key(model_id).rstrip("/").rsplit("/", 1)[-1])
