@@ -1,6 +1,6 @@
 """Records arranged by model, then by what they were measured on, then by variant, so that few of them are looked at.
 
-Records of the model itself count fully, unless a "parameters:" tag says that they are of a namesake. A record of
+Records of the model itself count fully, unless what they tell says that they are of a namesake. A record of
 another model stands in, at a cost, only when nothing says that it would mislead: the same architecture, the same
 parameter count as far as the names, a "parameters:" tag or the profile say (and they must say it), the same weight
 bits, and, where the record tells its 16-bit bytes a token, a cache of about that size.

@@ -46,7 +46,7 @@ def is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
     return _is_other_size(record, model) or not has_same_cache(record, model)
 
 
-def has_same_cache(record: BenchmarkRecord, model: ModelProfile, sizes: dict[int, int] | None = None) -> bool:  # noqa: ARG001
+def has_same_cache(record: BenchmarkRecord, model: ModelProfile) -> bool:
     """Whether the record's 16-bit cache may be one of this model; true where either does not tell it."""
     ratio = record.memory_reduction
     if not (record.memory_bytes and ratio and model.layers):
