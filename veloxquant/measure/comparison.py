@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +13,8 @@ from veloxquant.measure.measurement import Run, Subject, run
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from veloxquant.measure.generation import Watch
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from veloxquant.caches.held import held_bytes
 from veloxquant.measure.generation import generate
+from veloxquant.profiling import MLXCacheProfiler, ProfileReport, profile_layers
 
 if TYPE_CHECKING:
     from veloxquant.measure.generation import Generation, Watch
-    from veloxquant.profiling import ProfileReport
 
 MOST_SAMPLES = 512
 """Points of a memory curve: more than a plot of this width can show."""
@@ -110,30 +111,42 @@ def run(
     `prompt` holds token ids; `watch` is told how many tokens of both runs are done, out of 2 x (prompt + max_tokens).
     Raises what building the caches and running the model raise.
     """
-    from veloxquant.caches.held import held_bytes
-    from veloxquant.profiling import MLXCacheProfiler, profile_layers
-
     told = watch or (lambda _done: None)
-    caches = subject.build()
+    whole = len(prompt) + max_tokens
+
+    def go(caches: list[Any], watching: Watch) -> Generation:
+        _settle()
+        return generate(model, tokenizer, prompt, caches, max_tokens, subject.prefill_step_size, watching)
+
+    profiled = _profiled(subject.build(), len(prompt), go, told)
+    bare = subject.build()
+    timed = go(bare, lambda done: told(whole + done))
+    return _result(subject, len(prompt), timed, profiled, held_bytes(bare))
+
+
+class _Profiled(NamedTuple):
+    """The run with profiled caches; it keeps none of them."""
+
+    seen: Generation
+    report: ProfileReport
+    timeline: tuple[Sample, ...]
+    elapsed_s: float
+
+
+def _profiled(
+    caches: list[Any], prompt_tokens: int, go: Callable[[list[Any], Watch], Generation], told: Watch
+) -> _Profiled:
     profilers = [MLXCacheProfiler(cache, layer_id=index) for index, cache in enumerate(caches)]
-    curve = _Curve(len(prompt), lambda: held_bytes(caches))
+    curve = _Curve(prompt_tokens, lambda: held_bytes(caches))
 
     def sampled(done: int) -> None:
         curve.at(done)
         told(done)
 
     began = time.perf_counter()
-    seen = generate(model, tokenizer, prompt, profilers, max_tokens, subject.prefill_step_size, sampled)
+    seen = go(profilers, sampled)
     elapsed = time.perf_counter() - began
-    report = profile_layers(profilers, elapsed_s=elapsed)
-    del profilers, caches
-    whole = len(prompt) + max_tokens
-    bare = subject.build()
-    _settle()
-    timed = generate(
-        model, tokenizer, prompt, bare, max_tokens, subject.prefill_step_size, lambda done: told(whole + done)
-    )
-    return _result(subject, len(prompt), timed, seen, report, held_bytes(bare), curve.samples(), elapsed)
+    return _Profiled(seen, profile_layers(profilers, elapsed_s=elapsed), curve.samples(), elapsed)
 
 
 def _settle() -> None:
@@ -174,17 +187,9 @@ class _Curve:
         return tuple(self._samples)
 
 
-def _result(  # noqa: PLR0917 -- everything that was found
-    subject: Subject,
-    prompt_tokens: int,
-    timed: Generation,
-    seen: Generation,
-    report: ProfileReport,
-    resident: int,
-    timeline: tuple[Sample, ...],
-    elapsed: float,
-) -> Run:
-    reported = [layer.reported_bytes for layer in report.layers]
+def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _Profiled, resident: int) -> Run:
+    layers = profiled.report.layers
+    reported = [layer.reported_bytes for layer in layers]
     return Run(
         label=subject.label,
         method=subject.method,
@@ -196,9 +201,9 @@ def _result(  # noqa: PLR0917 -- everything that was found
         tokens=timed.tokens,
         text=timed.text,
         resident_bytes=resident,
-        peak_bytes=max(resident, sum(layer.peak_memory_bytes for layer in report.layers)),
+        peak_bytes=max(resident, sum(layer.peak_memory_bytes for layer in layers)),
         reported_bytes=None if None in reported else sum(reported),
-        true_fp16_bytes=sum(layer.true_fp16_bytes for layer in report.layers),
+        true_fp16_bytes=sum(layer.true_fp16_bytes for layer in layers),
         prefill_s=timed.prefill_s,
         prefill_tok_s=prompt_tokens / timed.prefill_s,
         decode_s=timed.decode_s,
@@ -206,8 +211,8 @@ def _result(  # noqa: PLR0917 -- everything that was found
         ms_per_token=timed.ms_per_token,
         mlx_peak_bytes=timed.peak_bytes,
         mlx_before_bytes=timed.before_bytes,
-        profiled_s=elapsed,
-        same_when_profiled=timed.tokens == seen.tokens,
-        timeline=timeline,
-        report=report,
+        profiled_s=profiled.elapsed_s,
+        same_when_profiled=timed.tokens == profiled.seen.tokens,
+        timeline=profiled.timeline,
+        report=profiled.report,
     )
