@@ -1,0 +1,166 @@
+"""A cache that mlx-lm takes in place of its KVCache and that holds K and V packed from the first token on.
+
+What a number becomes is the codec's matter; here are slots, offsets and what the engine asks of a cache. Each token is
+packed by itself, so that how a prompt is cut into calls changes nothing. There is no `merge`: mlx-lm takes its presence
+for the promise that a batch works.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.caches import registration
+from veloxquant.caches.attention import Packed
+from veloxquant.caches.engine import cache_module
+from veloxquant.errors import MethodRefused
+from veloxquant.profiles.slots import ENGINE_STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.caches.codec import Arrays, Codec
+
+LAYOUT = 1
+"""Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
+
+
+class PackedKVCache:
+    """K and V of one layer, packed by one codec each. Grows by the engine's KVCache rule, in steps of `step` slots.
+
+    Raises EngineUnavailable where mlx-lm cannot serve it.
+    """
+
+    bits = group_size = "codec"
+    """mlx-lm takes a cache with `bits` for a packed one; no number, so that nothing else can compute with them."""
+
+    def __init__(self, key_codec: Codec, value_codec: Codec, step: int = ENGINE_STEP) -> None:
+        registration.register()
+        self.key_codec, self.value_codec, self.step = key_codec, value_codec, step
+        self.offset = 0
+        """Tokens held."""
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        """Arrays of shape (batch, KV heads, slots, ...); empty before the first token."""
+        self.key_fixed: Arrays = ()
+        self.value_fixed: Arrays = ()
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Packed, Packed]:
+        """Pack new tokens, arrays of shape (batch, KV heads, tokens, width), and return what attention takes.
+
+        Raises MethodRefused for arrays of other widths, or of another batch or count of heads than what is held.
+        """
+        self._check(keys, values)
+        tokens = keys.shape[2]
+        if self.offset == 0 and tokens:
+            self.key_fixed = self.key_codec.start(keys[:, :, :1])
+            self.value_fixed = self.value_codec.start(values[:, :, :1])
+        coded_keys = self.key_codec.encode(keys, self.key_fixed)
+        coded_values = self.value_codec.encode(values, self.value_fixed)
+        if self.offset + tokens > self._slots():
+            self.keys = self._grown(self.keys, coded_keys)
+            self.values = self._grown(self.values, coded_values)
+        end = self.offset + tokens
+        for buffers, coded in ((self.keys, coded_keys), (self.values, coded_values)):
+            for buffer, new in zip(buffers, coded, strict=True):
+                buffer[..., self.offset : end, :] = new
+        self.offset = end
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Packed, Packed]:
+        """What attention takes, for all tokens held; models whose layers share K and V ask for it."""
+        return (
+            Packed(self.key_codec, self.keys, self.key_fixed, self.offset),
+            Packed(self.value_codec, self.values, self.value_fixed, self.offset),
+        )
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """All that makes the cache, for `mx.eval`, saving and loading: arrays, then whole numbers, then a text."""
+        codecs = {"layout": LAYOUT, "keys": self.key_codec.describe(), "values": self.value_codec.describe()}
+        text = json.dumps(codecs, sort_keys=True)
+        arrays = (tuple(self.keys), tuple(self.values), tuple(self.key_fixed), tuple(self.value_fixed))
+        return (*arrays, self.offset, self.step, text)
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        """Raises MethodRefused for a state that is not one of ours."""
+        from veloxquant.caches import codecs
+
+        *arrays, offset, step, text = state
+        described = json.loads(text)
+        if len(arrays) != 4 or described.get("layout") != LAYOUT:  # noqa: PLR2004 -- the four of `state`
+            raise MethodRefused(
+                f"the saved cache has layout {described.get('layout')} and this version reads {LAYOUT}",
+                hint="make the prompt cache again",
+            )
+        self.key_codec, self.value_codec = codecs.make(described["keys"]), codecs.make(described["values"])
+        # Copies of the references: writing to an array would otherwise write to the cache that the state came from.
+        # A saved file has a mapping in the place of an empty list.
+        held = [[copy.copy(array) for array in group] if group else [] for group in arrays]
+        self.keys, self.values = held[:2]
+        self.key_fixed, self.value_fixed = tuple(held[2]), tuple(held[3])
+        self.offset, self.step = int(offset), int(step)
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> PackedKVCache:
+        """A cache from a saved state (mlx_lm's load_prompt_cache)."""
+        registration.register()
+        cache = cls.__new__(cls)
+        cache.state = state
+        return cache
+
+    def make_mask(self, *args: Any, **options: Any) -> Any:
+        """The engine's own mask for the next tokens: None, "causal" or an array."""
+        return cache_module().create_attention_mask(*args, offset=self.offset, **options)
+
+    def is_trimmable(self) -> bool:
+        """Always: each token is packed by itself."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last n tokens, or all if there are fewer; how many. Buffers stay, as the engine's do."""
+        n = min(self.offset, n)
+        self.offset -= n
+        return n
+
+    def size(self) -> int:
+        """Tokens held."""
+        return self.offset
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return not self.keys
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays held, slack included."""
+        held = (*self.keys, *self.values, *self.key_fixed, *self.value_fixed)
+        return sum(int(array.nbytes) for array in held)
+
+    def _slots(self) -> int:
+        return int(self.keys[0].shape[2]) if self.keys else 0
+
+    def _grown(self, buffers: list[Any], coded: Arrays) -> list[Any]:
+        """Room for `coded`: cut to the tokens held if they are no multiple of the step, then whole steps more."""
+        import mlx.core as mx
+
+        added = -(-coded[0].shape[2] // self.step) * self.step
+        room = [mx.zeros((*new.shape[:2], added, *new.shape[3:]), dtype=new.dtype) for new in coded]
+        if not buffers:
+            return room
+        kept = [buffer[..., : self.offset, :] for buffer in buffers] if self.offset % self.step else buffers
+        return [mx.concatenate([old, more], axis=2) for old, more in zip(kept, room, strict=True)]
+
+    def _check(self, keys: Any, values: Any) -> None:
+        for what, array, codec in (("keys", keys, self.key_codec), ("values", values, self.value_codec)):
+            if array.shape[-1] != codec.width:
+                raise MethodRefused(
+                    f"{what} of width {array.shape[-1]} for a cache of width {codec.width}", hint="plan for this model"
+                )
+        if self.keys and tuple(self.keys[0].shape[:2]) != tuple(keys.shape[:2]):
+            held, given = tuple(self.keys[0].shape[:2]), tuple(keys.shape[:2])
+            raise MethodRefused(
+                f"(batch, KV heads) = {given} for a cache that holds {held}", hint="use a fresh cache for each request"
+            )
