@@ -22,6 +22,8 @@ _HOMES = {
     "Method": "veloxquant.methods",
     "Variant": "veloxquant.methods",
     "hookimpl": "veloxquant.methods",
+    "KVCacheBuilder": "veloxquant.serve.builder",
+    "KVCacheConfig": "veloxquant.serve.kv_config",
     "apply": "veloxquant.serve.apply",
 }
 

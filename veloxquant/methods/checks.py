@@ -31,6 +31,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a word"),
     "bool": ((bool,), "true or false"),
 }
+_STANDALONE = ("append_key", "append_value", "append", "attend", "memory_bytes", "__len__")
 _FLAGS = ("batchable", "trimmable", "drops_tokens", "fused_attention")
 _TEXTS = ("name", "version", "summary", "paper")
 _ATTRIBUTES: dict[str, type] = dict.fromkeys(_FLAGS, bool) | dict.fromkeys(_TEXTS, str)
@@ -206,6 +207,14 @@ def check_settings(method: Method, variant: Variant, settings: Any) -> Mapping[s
     if settings is not None:
         _check_params(f"{method.name} {variant.label}: engine_settings()", settings)
     return settings  # type: ignore[no-any-return]
+
+
+def check_standalone(cache: Any) -> Any:
+    """A cache with every function that a standalone cache has."""
+    missing = [name for name in _STANDALONE if not callable(getattr(cache, name, None))]
+    if missing:
+        raise _wrong(f"build_standalone() returned {_kind(cache)}, which has no {', '.join(missing)}")
+    return cache
 
 
 def _check_method(method: Any) -> None:

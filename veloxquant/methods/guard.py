@@ -122,9 +122,9 @@ class Guarded(Method):
         return _built(f"for layer {layer.index}", variant, lambda: self._inner.build(layer, variant))
 
     def build_standalone(self, head_dim: int, variant: Variant) -> Any:
-        """The method's single-head cache. Raises MethodRefused whatever the method raises."""
+        """The method's single-head cache, complete. Raises MethodRefused whatever the method raises."""
         what = f"standalone at width {head_dim}"
-        return _built(what, variant, lambda: self._inner.build_standalone(head_dim, variant))
+        return _built(what, variant, lambda: checks.check_standalone(self._inner.build_standalone(head_dim, variant)))
 
     def _ask(self, what: str, check: Callable[[Any], _Answer], variant: Variant, *rest: Any) -> _Answer:
         """The checked answer. Equal questions have equal answers (the probe asks twice), so each is asked once.

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.held import held_bytes
-from veloxquant.errors import InvalidParams, MethodRefused
 from veloxquant.methods.registry import load
 from veloxquant.serve import cache_config
-from veloxquant.serve.planned import PlannedCaches, engine_caches, set_by_others
-from veloxquant.serve.rehearsal import engine_parts, rehearse
+from veloxquant.serve.layers import by_plan
+from veloxquant.serve.planned import PlannedCaches, check_is_model, engine_caches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from veloxquant.methods import Method, Variant
     from veloxquant.methods.registry import Loaded
     from veloxquant.planner.result import Plan
     from veloxquant.serve.cache_config import CacheConfig
@@ -73,31 +71,20 @@ def apply(model: Any, plan: Plan | Mapping[str, Any], *, methods: Loaded | None 
     Raises InvalidParams (the plan is malformed or made for another model), MethodNotFound (not installed or
     quarantined), MethodRefused (the plan chose nothing, or the engine cannot run these caches).
     """
-    _check_is_model(model)
+    check_is_model(model)
     config = cache_config.read(plan)
     loaded = load() if methods is None else methods
-    method = loaded.method(config.method)
-    variant = _variant(loaded, config)
-    own = engine_caches(model)
-    if len(own) != config.layer_count:
-        raise InvalidParams(
-            f"the plan is for {config.layer_count} caches and this model has {len(own)}: it was made for another model",
-            hint="plan for this model",
-            field="layer_count",
-        )
-    if not config.packed_layers:
+    planned = by_plan(model, config, loaded)
+    if planned is None:
         restore(model)
-        return _applied(config, own)
-    planned = _planned(model, config, method, variant)
-    rehearsed = planned()
-    rehearse(model, rehearsed, variant.label)
+        return _applied(config, engine_caches(model))
     setattr(model, _ATTRIBUTE, planned)
-    return _applied(config, rehearsed)
+    return _applied(config, planned())
 
 
 def restore(model: Any) -> bool:
     """Give the model its engine's own caches again; False when no plan was applied to it."""
-    _check_is_model(model)
+    check_is_model(model)
     planned = vars(model).get(_ATTRIBUTE)
     if not isinstance(planned, PlannedCaches):
         return False
@@ -106,54 +93,6 @@ def restore(model: Any) -> bool:
     else:
         setattr(model, _ATTRIBUTE, planned.previous)
     return True
-
-
-def _check_is_model(model: Any) -> None:
-    from mlx import nn
-
-    if not isinstance(model, nn.Module):
-        raise InvalidParams(
-            f"a loaded mlx-lm model is needed, not an object of type {type(model).__name__}",
-            hint="mlx_lm.load returns (model, tokenizer): pass the model",
-            field="model",
-        )
-
-
-def _variant(loaded: Loaded, config: CacheConfig) -> Variant:
-    """The registry's variant of the plan's label, with the same parameters."""
-    known = {variant.label: variant for method, variant in loaded.variants if method.name == config.method}
-    variant = known.get(config.label)
-    if variant is None:
-        raise InvalidParams(
-            f"method {config.method} has no variant {config.label!r}",
-            hint=f"known: {', '.join(sorted(known))}",
-            field="label",
-        )
-    if dict(variant.params) != config.params:
-        raise InvalidParams(
-            f"{config.label} means {dict(variant.params)} here and {config.params} in the plan",
-            hint="make the plan again with the methods that are installed here",
-            field="params",
-        )
-    return variant
-
-
-def _planned(model: Any, config: CacheConfig, method: Method, variant: Variant) -> PlannedCaches:
-    """Where each packed layer is, in this model, what the plan takes it for."""
-    parts = engine_parts(model, config.packed_layers)
-    for position, (index, part) in enumerate(parts.items()):
-        shape = (part.heads, part.key_width, part.value_width)
-        if config.shape_of(position) not in (None, shape):
-            raise InvalidParams(
-                f"layer {index} has (KV heads, key width, value width) = {shape} and the plan was made for "
-                f"{config.shape_of(position)}: it was made for another model",
-                hint="plan for this model",
-                field="packed_shapes",
-            )
-        refused = method.refuses(variant, part)
-        if refused is not None:
-            raise MethodRefused(f"{variant.label} cannot keep layer {index}: {refused[1]}", hint="plan for this model")
-    return PlannedCaches(model, method, variant, parts, set_by_others(model))
 
 
 def _applied(config: CacheConfig, caches: list[Any]) -> Applied:

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.engine import cache_module
-from veloxquant.errors import MethodRefused
+from veloxquant.errors import InvalidParams, MethodRefused
 from veloxquant.methods import LayerSpec
 
 if TYPE_CHECKING:
@@ -51,6 +51,18 @@ class PlannedCaches:
             return self
         previous = copy.deepcopy(self.previous, memo)
         return PlannedCaches(memo.get(id(model), model), self._method, self._variant, self._parts, previous)
+
+
+def check_is_model(model: Any) -> None:
+    """A loaded mlx-lm model, nothing else. Raises InvalidParams."""
+    from mlx import nn
+
+    if not isinstance(model, nn.Module):
+        raise InvalidParams(
+            f"a loaded mlx-lm model is needed, not an object of type {type(model).__name__}",
+            hint="mlx_lm.load returns (model, tokenizer): pass the model",
+            field="model",
+        )
 
 
 def engine_caches(model: Any) -> list[Any]:

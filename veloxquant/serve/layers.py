@@ -1,0 +1,150 @@
+"""Which layers of a loaded model get a method's caches, seen by calling the model with them.
+
+A plan lists its layers, and every one of them must take its cache. A config may leave the choice to the model: then a
+layer whose cache its engine cannot use keeps the engine's own, as in a trace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.errors import InvalidParams, MethodRefused
+from veloxquant.methods import LayerSpec
+from veloxquant.methods.parameters import variant_for
+from veloxquant.profiles.model import ENGINE_OWN
+from veloxquant.serve.planned import PlannedCaches, engine_caches, set_by_others
+from veloxquant.serve.rehearsal import engine_parts, failing_layer, plain_parts, rehearse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from veloxquant.methods import CachePart, Method, Variant
+    from veloxquant.methods.registry import Loaded
+    from veloxquant.serve.cache_config import CacheConfig
+    from veloxquant.serve.kv_config import KVCacheConfig
+
+
+def by_plan(model: Any, config: CacheConfig, loaded: Loaded) -> PlannedCaches | None:
+    """The caches of a plan, rehearsed on this model; None when it packs nothing.
+
+    Raises InvalidParams (made for another model or other methods), MethodNotFound, MethodRefused.
+    """
+    method = loaded.method(config.method)
+    variant = _planned_variant(loaded, config)
+    _check_count(model, config.layer_count)
+    if not config.packed_layers:
+        return None
+    parts = engine_parts(model, config.packed_layers)
+    for position, (index, part) in enumerate(parts.items()):
+        shape = (part.heads, part.key_width, part.value_width)
+        if config.shape_of(position) not in (None, shape):
+            raise InvalidParams(
+                f"layer {index} has (KV heads, key width, value width) = {shape} and the plan was made for "
+                f"{config.shape_of(position)}: it was made for another model",
+                hint="plan for this model",
+                field="packed_shapes",
+            )
+    return _on_all(model, method, variant, parts)
+
+
+def by_config(model: Any, config: KVCacheConfig, loaded: Loaded) -> PlannedCaches | None:
+    """The caches of a config, rehearsed on this model; None where the engine keeps its own on every layer.
+
+    Raises InvalidParams, MethodNotFound, MethodRefused with the first layer's reason when none can be packed.
+    """
+    method = loaded.method(config.method)
+    variant = variant_for(method, config.params)
+    if config.layer_count is not None:
+        _check_count(model, config.layer_count)
+    if method.name == ENGINE_OWN or config.layers == ():
+        return None
+    if config.layers is None:
+        parts = plain_parts(model)
+        _check_widths(parts, config.head_dim)
+        return _on_those_that_can(model, method, variant, parts)
+    parts = engine_parts(model, config.layers)
+    _check_widths(parts, config.head_dim)
+    return _on_all(model, method, variant, parts)
+
+
+def _on_all(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> PlannedCaches:
+    for index, part in parts.items():
+        refused = method.refuses(variant, part)
+        if refused is not None:
+            raise MethodRefused(f"{variant.label} cannot keep layer {index}: {refused[1]}", hint="plan for this model")
+    caches = PlannedCaches(model, method, variant, parts, set_by_others(model))
+    rehearse(model, caches(), variant.label)
+    return caches
+
+
+def _on_those_that_can(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> PlannedCaches:
+    reasons = {index: _why_not(method, variant, index, part) for index, part in parts.items()}
+    first = next((f"layer {index}: {reason}" for index, reason in reasons.items() if reason is not None), "")
+    left = {index: part for index, part in parts.items() if reasons[index] is None}
+    while left:
+        caches = PlannedCaches(model, method, variant, left, set_by_others(model))
+        failed = failing_layer(model, caches(), tuple(left), variant.label)
+        if failed is None:
+            return caches
+        index, why = failed
+        first = first or f"layer {index}: {why}"
+        del left[index]
+    raise MethodRefused(
+        f"no layer of this model can keep {variant.label} caches: {first or _none_plain(model)}",
+        hint="choose other parameters or another method; fp16 is the engine's own",
+    )
+
+
+def _why_not(method: Method, variant: Variant, index: int, part: CachePart) -> str | None:
+    refused = method.refuses(variant, part)
+    if refused is not None:
+        return refused[1]
+    try:
+        method.build(LayerSpec(index=index, part=part), variant)
+    except MethodRefused as error:
+        return error.message
+    return None
+
+
+def _none_plain(model: Any) -> str:
+    kinds = dict.fromkeys(type(cache).__name__ for cache in engine_caches(model))
+    return f"none is a plain growing KVCache; it keeps {', '.join(kinds) or 'no caches'}"
+
+
+def _planned_variant(loaded: Loaded, config: CacheConfig) -> Variant:
+    """The registry's variant of the plan's label, with the same parameters."""
+    known = {variant.label: variant for method, variant in loaded.variants if method.name == config.method}
+    variant = known.get(config.label)
+    if variant is None:
+        raise InvalidParams(
+            f"method {config.method} has no variant {config.label!r}",
+            hint=f"known: {', '.join(sorted(known))}",
+            field="label",
+        )
+    if dict(variant.params) != config.params:
+        raise InvalidParams(
+            f"{config.label} means {dict(variant.params)} here and {config.params} in the plan",
+            hint="make the plan again with the methods that are installed here",
+            field="params",
+        )
+    return variant
+
+
+def _check_count(model: Any, planned: int) -> None:
+    count = len(engine_caches(model))
+    if count != planned:
+        raise InvalidParams(
+            f"the plan is for {planned} caches and this model has {count}: it was made for another model",
+            hint="plan for this model",
+            field="layer_count",
+        )
+
+
+def _check_widths(parts: Mapping[int, CachePart], head_dim: int | None) -> None:
+    for index, part in parts.items():
+        if head_dim is not None and (part.key_width, part.value_width) != (head_dim, head_dim):
+            raise InvalidParams(
+                f"layer {index} has K {part.key_width} and V {part.value_width} wide, and head_dim is {head_dim}",
+                hint="leave head_dim out: a model's own widths count",
+                field="head_dim",
+            )
