@@ -1,0 +1,66 @@
+"""Random matrices that every cache of a width shares: constants of the process, made once from a seed.
+
+No cache holds them, so they are in no cache's bytes. A rotation of width d takes 4 x d^2 bytes, and twice that again in
+the parts for exact products; a sketch of m rows 4 x m x d, and twice that again. At width 128 that is 192 KiB each.
+Everything is made on the CPU, so that a machine makes the same matrix whatever its default device is. The QR
+decomposition is the platform's LAPACK, so that another platform's matrix may differ in the last bits.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import mlx.core as mx
+
+from veloxquant.caches.ordered import Parts, cut
+
+_KEPT = 128
+"""Matrices of so many (width, seed) pairs are kept; a model has a handful."""
+
+
+@lru_cache(maxsize=_KEPT)
+def rotation(width: int, seed: int) -> mx.array:
+    """Random orthogonal (width, width) float32, evenly from all of them (Haar).
+
+    The Q of a Gaussian matrix is even once the signs of R's diagonal are taken out of it (Mezzadri 2007,
+    arXiv math-ph/0609050, section 5).
+    """
+    with mx.stream(mx.cpu):
+        made = mx.random.normal((width, width), key=_keys(seed)[0])
+        q, r = mx.linalg.qr(made)
+        matrix = q * mx.where(mx.diagonal(r) < 0, -1.0, 1.0)
+        mx.eval(matrix)
+    return matrix
+
+
+@lru_cache(maxsize=_KEPT)
+def gaussian(rows: int, width: int, seed: int) -> mx.array:
+    """Independent standard normal numbers, (rows, width) float32; independent of the rotation of the same seed."""
+    with mx.stream(mx.cpu):
+        made = mx.random.normal((rows, width), key=_keys(seed)[1])
+        mx.eval(made)
+    return made
+
+
+@lru_cache(maxsize=_KEPT)
+def rotation_parts(width: int, seed: int) -> Parts:
+    """The rotation, cut for `ordered.product`."""
+    return _evaluated(rotation(width, seed))
+
+
+@lru_cache(maxsize=_KEPT)
+def sketch_parts(rows: int, width: int, seed: int) -> Parts:
+    """The Gaussian matrix over sqrt(width), so that rows are about 1 long, cut for `ordered.product`."""
+    return _evaluated(gaussian(rows, width, seed) / math.sqrt(width))
+
+
+def _evaluated(matrix: mx.array) -> Parts:
+    with mx.stream(mx.cpu):
+        parts = cut(matrix)
+        mx.eval(parts)
+    return parts
+
+
+def _keys(seed: int) -> mx.array:
+    return mx.random.split(mx.random.key(seed))
