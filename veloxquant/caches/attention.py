@@ -25,13 +25,12 @@ NAME = "quantized_scaled_dot_product_attention"
 OLDEST = (0, 32)
 """The first mlx-lm whose caches save strings and whole numbers in their state; newer ones must pass the self-test."""
 
-TILE = 256
-"""Query tokens at a time."""
-BLOCK = 512
-"""Stored tokens at a time."""
-DECODE_QUERIES = 8
-DECODE_BLOCK = 4096
-"""Stored tokens at a time for calls of at most 8 query tokens: scores are few then, and fewer steps are faster."""
+TILE_ROWS = 2**13
+"""Rows of scores at a time for one sequence: query heads x query tokens."""
+BLOCK_NUMBERS = 2**21
+"""Most numbers of one sequence in a block of scores, and in a block of unpacked keys or values: 8 MiB in float32. A tile
+is then 256 tokens by blocks of 256 for 32 query heads, and a decode step takes 2,048 tokens of 8 KV heads of width 128
+at once. Smaller blocks were no faster, and MLX has about ten temporary arrays in flight."""
 
 
 class Packed:
@@ -74,12 +73,23 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
 
     masking = _Mask(mask, queries.shape, keys)
     done: list[Any] = []
-    for first in range(0, queries.shape[2], TILE):
-        tile = queries[:, :, first : first + TILE]
+    size = tile_tokens(queries.shape[1], queries.shape[2])
+    for first in range(0, queries.shape[2], size):
+        tile = queries[:, :, first : first + size]
         if done:
             (tile,) = mx.depends([tile], done[-1:])
         done.append(_attend_tile(tile * scale, keys, values, masking, first))
     return done[0] if len(done) == 1 else mx.concatenate(done, axis=2)
+
+
+def tile_tokens(heads: int, queries: int) -> int:
+    """Query tokens that are taken at a time."""
+    return max(1, min(queries, TILE_ROWS // heads))
+
+
+def block_tokens(rows: int, numbers: int) -> int:
+    """Stored tokens that are taken at a time for so many rows of scores, and numbers of K or V a token."""
+    return max(1, BLOCK_NUMBERS // max(rows, numbers))
 
 
 def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: _Mask, first: int) -> Any:
@@ -89,7 +99,7 @@ def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: _Mask, fir
     batch, heads, count, width = queries.shape
     rows = (batch, masking.groups, heads // masking.groups * count)
     ready = keys.codec.ready(queries.astype(mx.float32).reshape(*rows, width), keys.fixed)
-    step = BLOCK if masking.count > DECODE_QUERIES else DECODE_BLOCK
+    step = block_tokens(heads * count, masking.groups * max(keys.codec.width, values.codec.width))
     running = _Running()
     for start in range(0, masking.seen(first + count), step):
         stop = min(start + step, keys.tokens)
