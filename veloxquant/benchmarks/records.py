@@ -12,7 +12,7 @@ import msgspec
 
 from veloxquant.benchmarks.fingerprint import UNKNOWN
 from veloxquant.benchmarks.matching import UNSTATED, chip_factor, size_factor, version_factor
-from veloxquant.benchmarks.validation import check_types, invalid
+from veloxquant.benchmarks.validation import WHOLE, check_types, invalid, whole
 from veloxquant.errors import InvalidParams
 from veloxquant.profiles import WorkloadProfile
 
@@ -30,6 +30,7 @@ _WORKLOAD_KEYS = (
     "max_latency_ms",
 )
 _WORKLOAD_FIELDS = {f.name: f.default for f in msgspec.structs.fields(WorkloadProfile)}
+_WHOLE_WORKLOAD = frozenset(f.name for f in msgspec.structs.fields(WorkloadProfile) if f.type is int)
 _FURTHER_WORKLOAD_KEYS = tuple(name for name in _WORKLOAD_FIELDS if name not in _WORKLOAD_KEYS)
 
 
@@ -103,10 +104,7 @@ class BenchmarkRecord:
         if not data.keys() <= _FIELD_SET:
             known = {name: value for name, value in data.items() if name in _FIELD_SET}
             unknown = {key: value for key, value in data.items() if key not in _FIELD_SET}
-        for name in _REPEATED:
-            value = known.get(name)
-            if type(value) is str:
-                known[name] = sys.intern(value)
+        _spell(known)
         known.setdefault("created_at", UNDATED)
         workload, unknown_workload = read_workload(known.get("workload"))
         known["workload"] = workload
@@ -163,6 +161,16 @@ _FIELD_SET = frozenset(_FIELD_NAMES)
 _REPEATED = ("method", "model_id", "architecture", "chip", "mlx_version", "macos_version", "source")
 
 
+def _spell(values: dict[str, Any]) -> None:
+    """Equal words as one object, and whole numbers as such."""
+    for name in _REPEATED:
+        if type(values.get(name)) is str:
+            values[name] = sys.intern(values[name])
+    for name in WHOLE:
+        if type(values.get(name)) is float:
+            values[name] = whole(values[name])
+
+
 def read_workload(data: Any) -> tuple[WorkloadProfile, dict[str, Any]]:
     """The workload and the keys it does not know. Absent means the default workload, as it does in `add`."""
     if data is None:
@@ -170,7 +178,13 @@ def read_workload(data: Any) -> tuple[WorkloadProfile, dict[str, Any]]:
     if not isinstance(data, dict):
         raise invalid("workload", data, "a JSON object", "give context_length, batch_size and so on")
     # The type is part of the key, as True, 1 and 1.0 are equal to a cache.
-    known = tuple([(key, type(value), value) for key, value in data.items() if key in _WORKLOAD_FIELDS])
+    known = tuple(
+        [
+            (key, type(value), whole(value) if key in _WHOLE_WORKLOAD and type(value) is float else value)
+            for key, value in data.items()
+            if key in _WORKLOAD_FIELDS
+        ]
+    )
     unknown = {} if len(known) == len(data) else {key: data[key] for key in data if key not in _WORKLOAD_FIELDS}
     try:
         return _workload(known), unknown

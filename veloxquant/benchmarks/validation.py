@@ -36,6 +36,11 @@ def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
     return RecordInvalid(f"{name} is {quoted(value)}, which is not {wanted}", hint=hint, field=name)
 
 
+def whole(value: float) -> float:
+    """4096.0 as 4096, which is the same number in JSON, and what is no whole number as it is."""
+    return int(value) if value.is_integer() else value
+
+
 def check_types(record: BenchmarkRecord) -> None:
     """Raise RecordInvalid naming the first field that no measurement can have."""
     if not _is_plain(record.__dict__):
