@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.methods import LayerSpec, Method, QualityPrior, Variant, hookimpl
+from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,6 +74,13 @@ class Affine(Method):
             for group in GROUPS
         ]
 
+    def parameters(self) -> Sequence[Parameter]:
+        """What makes a variant; the defaults are those of mlx-lm's QuantizedKVCache."""
+        return [
+            Parameter(name="bits", kind="int", default=8, choices=BITS, help="bits a number, scale and bias apart"),
+            Parameter(name="group", kind="int", default=64, choices=GROUPS, help="numbers that share a scale"),
+        ]
+
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
         """Groups must divide both widths, and a fresh cache of mlx-lm must make room for what its quantizer writes."""
         bits, group = _pair(variant)
@@ -115,6 +122,14 @@ class Affine(Method):
         bits, group = _pair(variant)
         widths = {"key_width": layer.part.key_width, "value_width": layer.part.value_width}
         return quantized_kv_cache(bits=bits, group_size=group, **widths)
+
+    def build_standalone(self, head_dim: int, variant: Variant) -> Any:
+        """One head in the same format, grown without the engine's fresh buffer, so that its odd widths work too."""
+        from veloxquant.caches.codecs import AffineCodec
+        from veloxquant.caches.standalone import StandaloneCache
+
+        bits, group = _pair(variant)
+        return StandaloneCache(AffineCodec(head_dim, bits, group), AffineCodec(head_dim, bits, group))
 
 
 def _pair(variant: Variant) -> tuple[int, int]:

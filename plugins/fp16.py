@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veloxquant.methods import Method, QualityPrior, Variant, hookimpl
 
@@ -43,6 +43,13 @@ class EngineOwn(Method):
     def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
         """No flag: the engine's default."""
         return {}
+
+    def build_standalone(self, head_dim: int, variant: Variant) -> Any:
+        """One head with K and V as they are given: 16 bits a number of a 16-bit model."""
+        from veloxquant.caches.codecs import FloatCodec
+        from veloxquant.caches.standalone import StandaloneCache
+
+        return StandaloneCache(FloatCodec(head_dim), FloatCodec(head_dim))
 
 
 @hookimpl

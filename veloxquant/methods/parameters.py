@@ -108,7 +108,9 @@ def _filled(declared: Mapping[str, Parameter], given: Mapping[str, Param | None]
 
 
 def _typed(parameter: Parameter | None, value: Param) -> Param:
-    return float(value) if parameter is not None and parameter.kind == "float" else value
+    if parameter is None or parameter.kind != "float":
+        return value
+    return float(value) + 0.0  # no negative zero, which would be equal and read otherwise
 
 
 def _label(method: Method, declared: Mapping[str, Parameter], full: Mapping[str, Param]) -> str:

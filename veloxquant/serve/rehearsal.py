@@ -67,7 +67,8 @@ def failing_layer(model: Any, caches: list[Any], packed: Sequence[int], label: s
     try:
         rehearse(model, caches, label)
     except VeloxError as error:
-        return called[-1], error.message
+        cause = error.__cause__
+        return called[-1], error.message if cause is None else f"{type(cause).__name__}: {cause}"
     finally:
         for cache in followed:  # or each would be a cycle that keeps the model's weights
             getattr(cache, "__dict__", {}).pop("update_and_fetch", None)
