@@ -25,6 +25,12 @@ _HOMES = {
     "KVCacheBuilder": "veloxquant.serve.builder",
     "KVCacheConfig": "veloxquant.serve.kv_config",
     "apply": "veloxquant.serve.apply",
+    "KVCacheProfiler": "veloxquant.profiling",
+    "MLXCacheProfiler": "veloxquant.profiling",
+    "LayerProfile": "veloxquant.profiling",
+    "ProfileReport": "veloxquant.profiling",
+    "profile_layers": "veloxquant.profiling",
+    "format_profile_table": "veloxquant.profiling",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 -- the table above is the one place names are kept
