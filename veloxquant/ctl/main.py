@@ -28,6 +28,7 @@ COMMANDS = {
     "fit": ("fit", "the largest context of every variant"),
     "explain": ("explain", "the arithmetic behind a plan"),
     "methods": ("methods", "which methods are ready"),
+    "profile": ("profile", "run a model with a method's caches and measure them"),
     "records": ("records", "list, show, verify, merge, export, import, pin and prune what was measured"),
     "hardware": ("hardware", "the machine as plans see it"),
     "doctor": ("doctor", "check everything, with a fix for each problem"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -12,6 +13,8 @@ from veloxquant.hardware.detect import detect
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """The machine at the start of a measurement; None is unknown."""
 
+    at: str
+    """ISO 8601, UTC."""
     chip: str | None
     backend: str | None
     """"metal", "cuda" or "cpu": where MLX computes."""
@@ -40,7 +43,8 @@ def now() -> Conditions:
     found = detect()
     same = ("chip", "backend", "gpu_cores", "total_memory_bytes", "os_name", "os_version", "macos_version")
     facts = {name: getattr(found, name) for name in (*same, "mlx_version", "mlx_lm_version")}
-    return Conditions(**facts, load_average=_load(), on_battery=_on_battery())
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Conditions(**facts, at=at, load_average=_load(), on_battery=_on_battery())
 
 
 def _load() -> float | None:

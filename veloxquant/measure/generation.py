@@ -70,7 +70,7 @@ def generate(  # noqa: PLR0917 -- what mlx-lm's loop takes, in its order
     for piece in stream_generate(
         model,
         tokenizer,
-        mx.array(prompt),
+        mx.array(list(prompt)),
         max_tokens=max_tokens,
         prompt_cache=caches,
         prefill_step_size=prefill_step_size,

@@ -188,8 +188,7 @@ class _Curve:
 
 
 def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _Profiled, resident: int) -> Run:
-    layers = profiled.report.layers
-    reported = [layer.reported_bytes for layer in layers]
+    report = profiled.report
     return Run(
         label=subject.label,
         method=subject.method,
@@ -201,9 +200,9 @@ def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _
         tokens=timed.tokens,
         text=timed.text,
         resident_bytes=resident,
-        peak_bytes=max(resident, sum(layer.peak_memory_bytes for layer in layers)),
-        reported_bytes=None if None in reported else sum(reported),
-        true_fp16_bytes=sum(layer.true_fp16_bytes for layer in layers),
+        peak_bytes=max(resident, report.peak_resident_bytes),
+        reported_bytes=report.reported_bytes,
+        true_fp16_bytes=report.true_fp16_bytes,
         prefill_s=timed.prefill_s,
         prefill_tok_s=prompt_tokens / timed.prefill_s,
         decode_s=timed.decode_s,
@@ -214,5 +213,5 @@ def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _
         profiled_s=profiled.elapsed_s,
         same_when_profiled=timed.tokens == profiled.seen.tokens,
         timeline=profiled.timeline,
-        report=profiled.report,
+        report=report,
     )
