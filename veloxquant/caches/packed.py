@@ -26,6 +26,10 @@ LAYOUT = 1
 """Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
 
 
+ENCODE_NUMBERS = 2**19
+"""Most numbers of one sequence that are packed at a time: 2 MiB in float32, and a codec has some twenty such arrays."""
+
+
 class PackedKVCache:
     """K and V of one layer, packed by one codec each. Grows by the engine's KVCache rule, in steps of `step` slots.
 
@@ -53,11 +57,11 @@ class PackedKVCache:
         """
         self._check(keys, values)
         tokens = keys.shape[2]
-        if self.offset == 0 and tokens:
+        if self.offset == 0:
             self.key_fixed = self.key_codec.start(keys[:, :, :1])
             self.value_fixed = self.value_codec.start(values[:, :, :1])
-        coded_keys = self.key_codec.encode(keys, self.key_fixed)
-        coded_values = self.value_codec.encode(values, self.value_fixed)
+        coded_keys = _encoded(self.key_codec, keys, self.key_fixed, ())
+        coded_values = _encoded(self.value_codec, values, self.value_fixed, coded_keys)
         if self.offset + tokens > self._slots():
             self.keys = self._grown(self.keys, coded_keys)
             self.values = self._grown(self.values, coded_values)
@@ -154,6 +158,8 @@ class PackedKVCache:
         return [mx.concatenate([old, more], axis=2) for old, more in zip(kept, room, strict=True)]
 
     def _check(self, keys: Any, values: Any) -> None:
+        if not keys.shape[2]:
+            raise MethodRefused("a call without tokens", hint="call the model with at least one token")
         for what, array, codec in (("keys", keys, self.key_codec), ("values", values, self.value_codec)):
             if array.shape[-1] != codec.width:
                 raise MethodRefused(
@@ -164,3 +170,21 @@ class PackedKVCache:
             raise MethodRefused(
                 f"(batch, KV heads) = {given} for a cache that holds {held}", hint="use a fresh cache for each request"
             )
+
+
+def _encoded(codec: Codec, x: Any, fixed: Arrays, after: Arrays) -> Arrays:
+    """What is stored for x, one piece after the other once `after` is there: lazy pieces would be computed together."""
+    import mlx.core as mx
+
+    _, heads, tokens, width = x.shape
+    size = max(1, ENCODE_NUMBERS // (heads * width))
+    pieces: list[Arrays] = []
+    for start in range(0, tokens, size):
+        piece = x[:, :, start : start + size]
+        done = pieces[-1] if pieces else after
+        pieces.append(codec.encode(mx.depends([piece], list(done))[0] if done else piece, fixed))
+    return (
+        pieces[0]
+        if len(pieces) == 1
+        else tuple(mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True))
+    )
