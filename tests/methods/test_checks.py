@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from veloxquant.errors import MethodRefused
-from veloxquant.methods import Method, QualityPrior, Variant
-from veloxquant.methods.checks import check_figures, check_returned, check_variants
+from veloxquant.methods import Method, Parameter, QualityPrior, Variant
+from veloxquant.methods.checks import check_figures, check_parameters, check_returned, check_variants
 
 V = Variant(method="simple", label="simple8")
 GOOD_PRIOR = QualityPrior(kl_mean=0.1, low=0.0, high=0.2, source="a test")
@@ -156,3 +156,23 @@ def test_a_method_may_refuse_every_sample_layer(simple: Any) -> None:
     """A method for one special width is sound, and its figures are not asked where it refuses."""
     refusing = answering(simple, refuses=("not_supported_by_engine", "no"), key_bits=math.nan)
     check_figures(refusing, [V])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (None, "NoneType, not a list"),
+        ("bits", "type str, not a list"),
+        (["bits"], "'bits', not only named Parameters"),
+        ([Parameter(name="", kind="int")], "not only named Parameters"),
+        ([Parameter(name="jl-dim", kind="int")], "not only named Parameters"),
+        ([Parameter(name="bits", kind="int", default=9, high=8)], "the default of bits is 9, above 8"),
+        ([Parameter(name="bits", kind="int", default=True)], "the default of bits is True, and not a whole number"),
+        ([Parameter(name="group", kind="int", default=16, choices=(32, 64))], "16, and not one of 32, 64"),
+        ([Parameter(name="bits", kind="int")] * 2, "parameter 'bits' is used twice"),
+    ],
+)
+def test_parameters_are_named_unlike_and_take_their_own_defaults(simple: Any, parameters: Any, message: str) -> None:
+    """A default that the parameter refuses would make a method that nobody can build."""
+    with pytest.raises(MethodRefused, match=message):
+        check_parameters(answering(simple, parameters=parameters))

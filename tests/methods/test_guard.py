@@ -169,3 +169,28 @@ def test_a_failing_build_is_refused_without_quarantine(simple: Any) -> None:
     with pytest.raises(MethodRefused, match="simple8 cannot be built for layer 3: ZeroDivisionError: x"):
         method.build(LayerSpec(index=3, part=PART), variant)
     assert method.tripped is None
+
+
+def test_a_standalone_cache_lacks_nothing_or_is_refused(simple: Any) -> None:
+    """What a method returns is used as it is; a method that builds none says so, as does one that raises."""
+
+    class Cache:
+        append_key = append_value = append = attend = memory_bytes = __len__ = lambda self: 0
+
+    cache = Cache()
+    method, variant = guarded(simple, build_standalone=lambda *_: cache)
+    assert method.build_standalone(64, variant) is cache
+    refusals = {
+        "simple builds no standalone cache": {},
+        "which has no append, memory_bytes": {"build_standalone": lambda *_: _Half()},
+        "at width 64: ValueError: odd": {"build_standalone": raising(ValueError("odd"))},
+    }
+    for message, functions in refusals.items():
+        method, variant = guarded(simple, **functions)
+        with pytest.raises(MethodRefused, match=f"simple8 cannot be built standalone.*{message}"):
+            method.build_standalone(64, variant)
+        assert method.tripped is None
+
+
+class _Half:
+    append_key = append_value = attend = __len__ = lambda self: 0

@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from veloxquant.errors import MethodRefused
+from veloxquant.errors import MethodRefused, VeloxError
 from veloxquant.methods import checks
 from veloxquant.methods.fence import reason_of
 from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
@@ -179,9 +179,11 @@ def _built(what: str, variant: Variant, build: Callable[[], Any]) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        typed = isinstance(error, VeloxError)
         raise MethodRefused(
             f"{variant.label} cannot be built {what}: {reason_of(error)}",
-            hint="choose another method, or tell its author",
+            hint=(error.hint if typed else "") or "choose another method, or tell its author",
+            field=error.field if typed else None,
         ) from error
 
 

@@ -96,7 +96,10 @@ class KVCacheBuilder:
         return copy.copy(self)  # what setters change they replace
 
     def config(self) -> KVCacheConfig:
-        """What was set, as a value: every parameter has its value, defaults included. Raises InvalidParams."""
+        """What was set, as a value: a variant's own parameters, or else every parameter, defaults included.
+
+        Raises InvalidParams.
+        """
         _, variant = self._chosen()
         return KVCacheConfig(method=variant.method, params=variant.params, head_dim=self._head_dim)
 
