@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.float_codec import FloatCodec
-from veloxquant.caches.turboquant import TurboQuantMSE
+from veloxquant.caches.turboquant import TurboQuantMSE, TurboQuantProd
 from veloxquant.errors import InvalidParams, quoted
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ _CODECS: Mapping[str, Callable[..., Any]] = {
     "float": FloatCodec,
     "affine": AffineCodec,
     "turboquant_mse": TurboQuantMSE,
+    "turboquant_prod": TurboQuantProd,
 }
 
 

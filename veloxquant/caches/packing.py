@@ -56,8 +56,8 @@ def unpack(words: mx.array, bits: int, width: int) -> mx.array:
     if filled > 1:
         nexts = mx.take(units, mx.array([min(start // WORD_BITS + 1, filled - 1) for start in starts]), axis=-1)
         codes = codes | ((nexts << 1) << (WORD_BITS - 1 - offsets))  # twice: a shift by 32 is undefined
-    codes = codes & (2**bits - 1)
-    return codes.reshape(*words.shape[:-1], -1)[..., :width]
+    unpacked: mx.array = (codes & (2**bits - 1)).reshape(*words.shape[:-1], -1)[..., :width]
+    return unpacked
 
 
 def lookup(words: mx.array, bits: int, values: tuple[float, ...]) -> mx.array:

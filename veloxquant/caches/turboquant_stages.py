@@ -1,4 +1,4 @@
-"""The two quantizers of TurboQuant (arXiv 2504.19874) for vectors of one width, without outliers.
+"""TurboQuant's first algorithm (arXiv 2504.19874) for vectors of one width: rotate, then a level for each coordinate.
 
 A vector is stored as its root mean square s in the input's number format and what is left once s is divided out, so
 that no norm is squared or multiplied by sqrt(width) in 16 bits. Everything else is computed in float32. Codes live in
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import mlx.core as mx
 
@@ -22,75 +22,123 @@ if TYPE_CHECKING:
     from veloxquant.caches.codec import Arrays
 
 
+class Stage(Protocol):
+    """What quantizes all channels of one width alike; a codec is one of these, or two with channels dealt out."""
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays it stores."""
+
+    @property
+    def space(self) -> int:
+        """Coordinates of the space that ready queries and mixed values are in."""
+
+    def encode(self, x: mx.array) -> Arrays:
+        """(..., tokens, width) -> arrays (..., tokens, what is stored)."""
+
+    def decode(self, stored: Arrays) -> mx.array:
+        """(..., tokens, width) in float32."""
+
+    def ready(self, queries: mx.array) -> mx.array:
+        """Queries (..., n, width) -> (..., n, space) in float32."""
+
+    def scores(self, ready: mx.array, stored: Arrays) -> mx.array:
+        """Ready queries -> products (..., n, tokens) in float32."""
+
+    def mix(self, weights: mx.array, stored: Arrays) -> mx.array:
+        """Weights (..., n, tokens) in float32 -> sums (..., n, space)."""
+
+    def settle(self, mixed: mx.array) -> mx.array:
+        """Sums (..., n, space) -> (..., n, width)."""
+
+
 @dataclass(frozen=True)
 class MeanSquare:
-    """Algorithm 1: rotate, then the nearest Lloyd-Max level of each coordinate. Stores (words, root mean square)."""
+    """Algorithm 1: the nearest Lloyd-Max level of each rotated coordinate. Stores words and the root mean square."""
 
     width: int
     bits: int
     seed: int
 
-    arrays = 2
+    arrays: ClassVar[int] = 2
 
     @property
     def space(self) -> int:
-        """Coordinates of the space codes live in."""
+        """The width, padded."""
         return packing.padded(self.width)
 
     def encode(self, x: mx.array) -> Arrays:
-        """(..., width) -> words (..., words), root mean square (..., 1) in the dtype of x."""
-        rotated, scale = self.rotated(x)
+        """Words uint32, root mean square (..., 1) in the dtype of x."""
+        rotated, scale = to_rotated(x, self.width, self.seed)
         return packing.pack(self.codes(rotated), self.bits), scale
 
-    def rotated(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Rotated coordinates in units of the stored root mean square, and that, as stored."""
-        rows, size = ordered.normalized(x)
-        scale = size.astype(x.dtype)
-        stored = scale.astype(mx.float32)
-        ratio = size / mx.where(stored == 0, 1.0, stored)
-        return ordered.product(rows, rotation_parts(self.width, self.seed)) * ratio, scale
-
     def codes(self, rotated: mx.array) -> mx.array:
-        """The number of thresholds below each coordinate, found by halving."""
-        table = _thresholds(self.bits, self.width)
-        found = mx.zeros(rotated.shape, dtype=mx.uint32)
-        for bit in reversed(range(self.bits)):
-            tried = found + 2**bit
-            found = mx.where(rotated > mx.take(table, tried - 1), tried, found)
-        return found
+        """The number of thresholds below each coordinate."""
+        return nearest(rotated, self.bits, self.width)
 
     def levels(self, words: mx.array) -> mx.array:
-        """Words -> levels in units of the root mean square, (..., space) float32."""
-        return packing.lookup(words, self.bits, _scaled_levels(self.bits, self.width))
+        """Words -> levels in units of the root mean square, (..., space)."""
+        return packing.lookup(words, self.bits, scaled_levels(self.bits, self.width))
 
     def decode(self, stored: Arrays) -> mx.array:
-        """(..., width) in float32. The root mean square comes last, so that nothing overflows on the way."""
+        """The root mean square comes last, so that nothing overflows on the way."""
         words, scale = stored
-        return self.settle(self.levels(words)) * scale.astype(mx.float32)
+        decoded: mx.array = self.settle(self.levels(words)) * scale.astype(mx.float32)
+        return decoded
 
     def ready(self, queries: mx.array) -> mx.array:
-        """Queries (..., width) -> rotated (..., space), zero in the padding."""
-        return _widened(queries.astype(mx.float32) @ rotation(self.width, self.seed).T, self.space)
+        """Rotated; zero in the padding."""
+        return widened(queries.astype(mx.float32) @ rotation(self.width, self.seed).T, self.space)
 
     def scores(self, ready: mx.array, stored: Arrays) -> mx.array:
-        """Ready queries (..., n, space) -> products (..., n, tokens)."""
+        """Products with levels, each times its token's root mean square."""
         words, scale = stored
-        return (ready @ self.levels(words).swapaxes(-1, -2)) * _as_row(scale)
+        return (ready @ self.levels(words).swapaxes(-1, -2)) * as_row(scale)
 
     def mix(self, weights: mx.array, stored: Arrays) -> mx.array:
-        """Weights (..., n, tokens) -> sums (..., n, space)."""
+        """Root mean squares go into the weights."""
         words, scale = stored
-        return (weights * _as_row(scale)) @ self.levels(words)
+        return (weights * as_row(scale)) @ self.levels(words)
 
     def settle(self, mixed: mx.array) -> mx.array:
-        """Sums (..., space) -> (..., width), rotated back."""
+        """Rotated back."""
         return mixed[..., : self.width] @ rotation(self.width, self.seed)
 
 
+def to_rotated(x: mx.array, width: int, seed: int) -> tuple[mx.array, mx.array]:
+    """Rotated coordinates in units of the stored root mean square, and that, (..., 1) in the dtype of x."""
+    rows, size = ordered.normalized(x)
+    scale = size.astype(x.dtype)
+    stored = scale.astype(mx.float32)
+    ratio = size / mx.where(stored == 0, 1.0, stored)
+    return ordered.product(rows, rotation_parts(width, seed)) * ratio, scale
+
+
+def nearest(rotated: mx.array, bits: int, width: int) -> mx.array:
+    """Codes uint32 of the levels nearest to each coordinate, found by halving."""
+    table = _thresholds(bits, width)
+    found = mx.zeros(rotated.shape, dtype=mx.uint32)
+    for bit in reversed(range(bits)):
+        tried = found + 2**bit
+        found = mx.where(rotated > mx.take(table, tried - 1), tried, found)
+    return found
+
+
 @lru_cache(maxsize=256)
-def _scaled_levels(bits: int, width: int) -> tuple[float, ...]:
+def scaled_levels(bits: int, width: int) -> tuple[float, ...]:
     """Levels for coordinates of a vector of root mean square 1, whose length is sqrt(width)."""
     return tuple(level * math.sqrt(width) for level in codebook.levels(bits, width))
+
+
+def widened(x: mx.array, space: int) -> mx.array:
+    """The last axis with zeros up to `space`."""
+    missing = space - x.shape[-1]
+    return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def as_row(scale: mx.array) -> mx.array:
+    """(..., tokens, 1) -> (..., 1, tokens) in float32."""
+    return scale.astype(mx.float32).swapaxes(-1, -2)
 
 
 @lru_cache(maxsize=256)
@@ -98,13 +146,3 @@ def _thresholds(bits: int, width: int) -> mx.array:
     table = mx.array([end * math.sqrt(width) for end in codebook.thresholds(bits, width)], dtype=mx.float32)
     mx.eval(table)
     return table
-
-
-def _widened(x: mx.array, space: int) -> mx.array:
-    missing = space - x.shape[-1]
-    return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
-
-
-def _as_row(scale: mx.array) -> mx.array:
-    """(..., tokens, 1) -> (..., 1, tokens) in float32."""
-    return scale.astype(mx.float32).swapaxes(-1, -2)
