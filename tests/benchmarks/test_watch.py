@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -260,6 +261,137 @@ def test_a_symbolic_link_to_the_directory(directory: Path, tmp_path: Path, start
     publish(tmp_path / "two", "b")
     directory.unlink()
     directory.symlink_to(tmp_path / "two")
+    assert seen.shows("b")
+
+
+def test_a_symbolic_link_to_the_folder_of_records(directory: Path, tmp_path: Path, started: Start) -> None:
+    """As where the records alone lie on a shared disk: what happens there makes events, and turning the link too."""
+    for name in ("one", "two"):
+        (tmp_path / name / "records").mkdir(parents=True)
+    directory.mkdir()
+    (directory / "records").symlink_to(tmp_path / "one" / "records")
+    seen = started(directory, quiet_s=0.01, **EVENTS_ONLY)
+    assert seen.watcher.state() == "native"
+    time.sleep(0.5)  # past the calls that every start makes
+    publish(tmp_path / "one", "a")
+    assert seen.shows("a")
+    publish(tmp_path / "two", "b")
+    (directory / "records").unlink()
+    (directory / "records").symlink_to(tmp_path / "two" / "records")
+    assert seen.shows("b")
+    publish(tmp_path / "two", "c")
+    assert seen.shows("b", "c")
+
+
+def test_editors_do_not_disturb(directory: Path, started: Start) -> None:
+    """A backup, a swap file, a lock that is a dangling link, writes in place and by rename: one record, none amiss."""
+    seen = started(directory, **EVENTS_ONLY)
+    publish(directory, "a")
+    assert seen.shows("a")
+    folder, text = directory / "records", '{"id": "a", "method": "fp16", "model_id": "m/%s"}'
+    (folder / ".#a.json").symlink_to("someone@somewhere.4711:1")  # Emacs' lock
+    (folder / "#a.json#").write_text(text[:20])  # its copy while typing
+    (folder / ".a.json.swp").write_bytes(b"b0VIM")
+    (folder / "4913").touch()  # Vim tries whether it may create files
+    (folder / "4913").unlink()
+    (folder / "a.json").rename(folder / "a.json~")
+    (folder / "a.json").write_text(text % "vim")
+    assert seen.until(lambda: [one.model_id for one in seen.database.records.values()] == ["m/vim"])
+    (folder / "a.json.tmp.1").write_text(text % "code")
+    (folder / "a.json.tmp.1").replace(folder / "a.json")
+    assert seen.until(lambda: [one.model_id for one in seen.database.records.values()] == ["m/code"])
+    assert seen.database.skipped == {}
+
+
+@pytest.fixture
+def mute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on the network: watching it succeeds, and what other machines do there makes no event."""
+
+    class Silent(Observer):  # type: ignore[valid-type,misc]
+        def dispatch_events(self, event_queue: Any) -> None:
+            event_queue.get(block=True)
+
+    monkeypatch.setattr(watch, "Observer", Silent)
+
+
+def test_a_folder_that_makes_no_events_is_found_by_the_clock(directory: Path, started: Start, mute: None) -> None:
+    """Though all looks well: each publication, one after the other."""
+    seen = started(directory, **CLOCK_ONLY)
+    assert seen.watcher.state() == "native"
+    for number in range(3):
+        publish(directory, f"r{number}")
+        assert seen.shows(*(f"r{n}" for n in range(number + 1)))
+
+
+@pytest.mark.parametrize("jump_s", [-86400, 86400])
+def test_a_clock_that_jumps_hides_nothing(directory: Path, started: Start, deaf: None, jump_s: int) -> None:
+    """A day back or ahead between two publications: a folder that is older than before has changed as well."""
+    seen = started(directory, **CLOCK_ONLY)
+    publish(directory, "a")
+    assert seen.shows("a")
+    publish(directory, "b")
+    jumped = time.time() + jump_s
+    for path in (directory / "records" / "b.json", directory / "records"):
+        os.utime(path, (jumped, jumped))
+    assert seen.shows("a", "b")
+
+
+def test_two_publications_within_a_tick_of_a_coarse_clock(directory: Path, started: Start, deaf: None) -> None:
+    """The second leaves the folder's time as it is; the look once all is quiet finds it."""
+    seen = started(directory, **CLOCK_ONLY)
+    tick = (directory / "records").stat().st_mtime + 2
+    for name in ("a", "b"):
+        publish(directory, name)
+        os.utime(directory / "records", (tick, tick))
+        assert seen.shows(*"ab"[: "ab".index(name) + 1])
+
+
+def test_an_observer_that_starts_by_half_leaves_nothing(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of watches is met at the last folder: the state says so, no thread stays, and the clock goes on."""
+    failures = []
+
+    class Limited(Observer):  # type: ignore[valid-type,misc]
+        def start(self) -> None:
+            *_, last = self.emitters
+            last.start = fail
+            super().start()
+
+    def fail() -> None:
+        failures.append(1)
+        raise OSError(28, "inotify watch limit reached")
+
+    monkeypatch.setattr(watch, "Observer", Limited)
+    seen = started(directory, **CLOCK_ONLY)
+    assert seen.watcher.state() == "scan only"
+    publish(directory, "a")
+    assert seen.shows("a")
+    assert "inotify watch limit" in (seen.watcher.problem() or "")
+    assert len(failures) >= 2
+    assert [thread for thread in threading.enumerate() if "motify" in type(thread).__name__] == []
+    monkeypatch.setattr(watch, "Observer", Observer)
+    assert seen.becomes("native")
+
+
+def test_an_observer_that_fails_to_stop_does_not_end_the_watch(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a volume that is gone: the folder that took its place is followed all the same."""
+
+    class Brittle(Observer):  # type: ignore[valid-type,misc]
+        def stop(self) -> None:
+            super().stop()
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(watch, "Observer", Brittle)
+    seen = started(directory, stat_interval_s=0.05)
+    publish(directory, "a")
+    assert seen.shows("a")
+    directory.rename(directory.with_name("old"))
+    (directory / "records").mkdir(parents=True)
+    assert seen.shows()
+    publish(directory, "b")
     assert seen.shows("b")
 
 

@@ -92,7 +92,7 @@ def _place(folder: Path) -> _Place:
 
 
 class _Handler(FileSystemEventHandler):
-    """Calls `hint` for events in the folder of records, and about that folder, its parent and the link to it.
+    """Calls `hint` for events in the folder of records, and about that folder, its parent and the links to them.
 
     Temporary files count: watchdog may hold a rename back for half a second to pair its halves, but not the closing of
     the temporary file just before it.
@@ -227,11 +227,12 @@ class Watcher:
 
     def _arm(self) -> str | None:
         """Ask the system for events; the reason where it gives none."""
-        # Events carry real paths on macOS, so a root behind a symbolic link would never match.
+        # Events carry real paths on macOS, and watchdog itself follows no link.
         root, above = os.path.realpath(self._root), os.path.realpath(self._root.parent)
-        records = os.path.join(root, RECORDS)  # noqa: PTH118 -- text, as watchdog's paths are
+        inside = os.path.join(root, RECORDS)  # noqa: PTH118 -- text, as watchdog's paths are
+        records = os.path.realpath(inside)
         link = os.path.join(above, self._root.name)  # noqa: PTH118
-        handler = _Handler(records, (root, link), self._hint)
+        handler = _Handler(records, (root, link, inside), self._hint)
         folders = self._folders(root, records)
         # From above come the root's removal, its return, and a link that is pointed elsewhere. It may be unreadable.
         problem = self._observe(handler, folders, above) and self._observe(handler, folders, None)
@@ -265,7 +266,8 @@ class Watcher:
         observer, self._observer = self._observer, None
         if observer is None:
             return
-        observer.stop()
+        with suppress(Exception):  # a fence, as in `_observe`: the clock goes on without whatever this one was
+            observer.stop()
         observer.join(STOP_TIMEOUT_S)
 
     def _note(self, problem: str | None) -> None:
