@@ -16,7 +16,9 @@ Arrays = tuple[Any, ...]
 class Codec(Protocol):
     """Keys or values of one width. Immutable and shared; what belongs to one cache is in its arrays."""
 
-    width: int
+    @property
+    def width(self) -> int:
+        """Numbers in one vector."""
 
     def describe(self) -> dict[str, int | float | str]:
         """Name and parameters, from which `codecs.make` builds an equal codec in another process."""
