@@ -125,7 +125,7 @@ class Affine(Method):
 
     def build_standalone(self, head_dim: int, variant: Variant) -> Any:
         """One head in the same format, grown without the engine's fresh buffer, so that its odd widths work too."""
-        from veloxquant.caches.codecs import AffineCodec
+        from veloxquant.caches.affine_codec import AffineCodec
         from veloxquant.caches.standalone import StandaloneCache
 
         bits, group = _pair(variant)

@@ -46,7 +46,7 @@ class EngineOwn(Method):
 
     def build_standalone(self, head_dim: int, variant: Variant) -> Any:
         """One head with K and V as they are given: 16 bits a number of a 16-bit model."""
-        from veloxquant.caches.codecs import FloatCodec
+        from veloxquant.caches.float_codec import FloatCodec
         from veloxquant.caches.standalone import StandaloneCache
 
         return StandaloneCache(FloatCodec(head_dim), FloatCodec(head_dim))

@@ -175,7 +175,7 @@ def test_a_standalone_cache_lacks_nothing_or_is_refused(simple: Any) -> None:
     """What a method returns is used as it is; a method that builds none says so, as does one that raises."""
 
     class Cache:
-        append_key = append_value = append = attend = memory_bytes = __len__ = lambda self: 0
+        append_key = append_value = append = attend = memory_bytes = __len__ = lambda *_: 0
 
     cache = Cache()
     method, variant = guarded(simple, build_standalone=lambda *_: cache)
@@ -193,4 +193,4 @@ def test_a_standalone_cache_lacks_nothing_or_is_refused(simple: Any) -> None:
 
 
 class _Half:
-    append_key = append_value = attend = __len__ = lambda self: 0
+    append_key = append_value = attend = __len__ = lambda *_: 0

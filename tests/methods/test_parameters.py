@@ -80,7 +80,7 @@ def test_a_method_without_declared_parameters_is_chosen_among_its_variants(simpl
     assert names_of(one) == ("bits", "group")
     assert variant_for(one, {"bits": 2}).label == "simple-v0"
     assert variant_for(one, {"bits": 4, "group": 64}).label == "simple-v2"
-    with pytest.raises(InvalidParams, match="2 of the variants .* have bits = 4") as caught:
+    with pytest.raises(InvalidParams, match=r"2 of the variants .* have bits = 4") as caught:
         variant_for(one, {"bits": 4})
     assert (caught.value.field, "simple-v1, simple-v2" in caught.value.hint) == ("group", True)
     with pytest.raises(InvalidParams, match="3 of the variants"):

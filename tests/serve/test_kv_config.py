@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +14,9 @@ from hypothesis import strategies as st
 from veloxquant.errors import InvalidParams, MethodRefused
 from veloxquant.methods import Variant
 from veloxquant.serve.builder import KVCacheConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PLAN = {
     "schema": "veloxquant.cache_config/1",
@@ -29,9 +31,7 @@ PLAN = {
 
 params = st.dictionaries(
     st.text(min_size=1),
-    st.one_of(
-        st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text()
-    ),
+    st.one_of(st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text()),
     max_size=6,
 )
 layers = st.none() | st.lists(st.integers(0, 99), unique=True, max_size=9)

@@ -179,11 +179,11 @@ def _built(what: str, variant: Variant, build: Callable[[], Any]) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        typed = isinstance(error, VeloxError)
+        hint, field = (error.hint, error.field) if isinstance(error, VeloxError) else ("", None)
         raise MethodRefused(
             f"{variant.label} cannot be built {what}: {reason_of(error)}",
-            hint=(error.hint if typed else "") or "choose another method, or tell its author",
-            field=error.field if typed else None,
+            hint=hint or "choose another method, or tell its author",
+            field=field,
         ) from error
 
 

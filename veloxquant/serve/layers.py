@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.errors import InvalidParams, MethodRefused
+from veloxquant.errors import InvalidParams, MethodRefused, VeloxError
 from veloxquant.methods import LayerSpec
 from veloxquant.methods.parameters import variant_for
 from veloxquant.profiles.model import ENGINE_OWN
 from veloxquant.serve.planned import PlannedCaches, engine_caches, set_by_others
-from veloxquant.serve.rehearsal import engine_parts, failing_layer, plain_parts, rehearse
+from veloxquant.serve.rehearsal import engine_parts, plain_parts, rehearse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,8 +54,7 @@ def by_config(model: Any, config: KVCacheConfig, loaded: Loaded) -> PlannedCache
     """
     method = loaded.method(config.method)
     variant = variant_for(method, config.params)
-    if config.layer_count is not None:
-        _check_count(model, config.layer_count)
+    _check_layers(model, config)
     if method.name == ENGINE_OWN or config.layers == ():
         return None
     if config.layers is None:
@@ -79,20 +78,48 @@ def _on_all(model: Any, method: Method, variant: Variant, parts: Mapping[int, Ca
 
 def _on_those_that_can(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> PlannedCaches:
     reasons = {index: _why_not(method, variant, index, part) for index, part in parts.items()}
-    first = next((f"layer {index}: {reason}" for index, reason in reasons.items() if reason is not None), "")
-    left = {index: part for index, part in parts.items() if reasons[index] is None}
-    while left:
-        caches = PlannedCaches(model, method, variant, left, set_by_others(model))
-        failed = failing_layer(model, caches(), tuple(left), variant.label)
-        if failed is None:
-            return caches
-        index, why = failed
-        first = first or f"layer {index}: {why}"
-        del left[index]
+    willing = {index: part for index, part in parts.items() if reasons[index] is None}
+    taken, errors = _taken(model, method, variant, willing)
+    if taken:
+        caches = PlannedCaches(model, method, variant, taken, set_by_others(model))
+        if errors:  # those that run by halves have not run together yet
+            rehearse(model, caches(), variant.label)
+        return caches
+    told = {index: reason for index, reason in sorted({**reasons, **errors}.items()) if reason is not None}
+    why = next((f"layer {index}: {reason}" for index, reason in told.items()), None)
     raise MethodRefused(
-        f"no layer of this model can keep {variant.label} caches: {first or _none_plain(model)}",
+        f"no layer of this model can keep {variant.label} caches: {why or _none_plain(model)}",
         hint="choose other parameters or another method; fp16 is the engine's own",
     )
+
+
+def _taken(
+    model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]
+) -> tuple[dict[int, CachePart], dict[int, str]]:
+    """The layers with which the model runs, and the engine's error for each of the others.
+
+    What fails is halved, so that one layer among many costs a few calls: a layer fails by itself when the model's code
+    reads what it stores, there or in another layer.
+    """
+    error = _engine_error(model, method, variant, parts) if parts else None
+    if error is None:
+        return dict(parts), {}
+    if len(parts) == 1:
+        return {}, dict.fromkeys(parts, error)
+    layers = list(parts.items())
+    halves = layers[: len(layers) // 2], layers[len(layers) // 2 :]
+    (left, left_errors), (right, right_errors) = (_taken(model, method, variant, dict(half)) for half in halves)
+    return left | right, left_errors | right_errors
+
+
+def _engine_error(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> str | None:
+    caches = PlannedCaches(model, method, variant, parts, set_by_others(model))
+    try:
+        rehearse(model, caches(), variant.label)
+    except VeloxError as error:
+        cause = error.__cause__
+        return error.message if cause is None else f"{type(cause).__name__}: {cause}"
+    return None
 
 
 def _why_not(method: Method, variant: Variant, index: int, part: CachePart) -> str | None:
@@ -128,6 +155,18 @@ def _planned_variant(loaded: Loaded, config: CacheConfig) -> Variant:
             field="params",
         )
     return variant
+
+
+def _check_layers(model: Any, config: KVCacheConfig) -> None:
+    if config.layer_count is not None:
+        _check_count(model, config.layer_count)
+    count = len(engine_caches(model))
+    if config.layers and config.layers[-1] >= count:
+        raise InvalidParams(
+            f"layer {config.layers[-1]} is to be packed and this model has {count} caches",
+            hint="leave layers out: every layer that can take the method's cache gets one",
+            field="layers",
+        )
 
 
 def _check_count(model: Any, planned: int) -> None:

@@ -6,7 +6,6 @@ caches. Both fail in milliseconds where a real request would fail after the mode
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.engine import cache_module
@@ -56,34 +55,6 @@ def rehearse(model: Any, caches: list[Any], label: str) -> None:
     Raises MethodRefused with the engine's own error.
     """
     _call(model, caches, f"{label} caches")
-
-
-def failing_layer(model: Any, caches: list[Any], packed: Sequence[int], label: str) -> tuple[int, str] | None:
-    """Rehearse; the packed layer that was called last before the engine raised, and its error; None when it ran."""
-    called = list(packed[:1])  # stands for all when the engine raised before any
-    followed = [caches[index] for index in packed]
-    for index, cache in zip(packed, followed, strict=True):
-        _follow(cache, index, called)
-    try:
-        rehearse(model, caches, label)
-    except VeloxError as error:
-        cause = error.__cause__
-        return called[-1], error.message if cause is None else f"{type(cause).__name__}: {cause}"
-    finally:
-        for cache in followed:  # or each would be a cycle that keeps the model's weights
-            getattr(cache, "__dict__", {}).pop("update_and_fetch", None)
-    return None
-
-
-def _follow(cache: Any, index: int, called: list[int]) -> None:
-    update = cache.update_and_fetch
-
-    def noted(*args: Any, **options: Any) -> Any:
-        called.append(index)
-        return update(*args, **options)
-
-    with contextlib.suppress(AttributeError, TypeError):  # a class with slots cannot be followed
-        cache.update_and_fetch = noted
 
 
 def _call(model: Any, caches: list[Any], what: str) -> None:
