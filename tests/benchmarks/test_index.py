@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.index_writer import IndexWriter
+from veloxquant.benchmarks.verify import verify
 from veloxquant.errors import StoreUnavailable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Fill = Callable[..., list[str]]
-    InIndex = Callable[[Path], set[str]]
+Fill = Callable[..., list[str]]
+InIndex = Callable[[Path], set[str]]
 
 BROKEN = [
     b"",
@@ -30,8 +29,10 @@ BROKEN = [
     b'{"version": 1, "records": {}}',
     b'{"version": 1, "records": {"gone": {"method": "m", "model_id": "m", "path": "records/gone.json"}}}',
     b'{"version": 1, "records": 7}',
-    b'{"version": "one", "records": {}}',
-    b'{"name": "a web project", "version": "0.1.0"}',
+    b'{"version": 0, "records": {}}',
+    b'{"version": null, "name": "a web project"}',
+    b'{"version": 1, "records": {"a": {"method": "\xff"}}}',
+    b"[" * 60_000,
 ]
 
 
@@ -52,19 +53,57 @@ def test_a_broken_index_is_made_again_and_loses_nothing(
     assert len(in_index(db.storage_dir)) == 4
 
 
-@pytest.mark.parametrize("version", [2, 1.5, 99])
-def test_an_index_of_a_later_version_is_left_as_it_is(db: BenchmarkDatabase, fill: Fill, version: float) -> None:
-    """Its records are read and written all the same."""
+LATER = ["2", "99", "1.5", '"2"', '"2.0-beta"', '"0.1.0"', '"1"', "[2, 0]", '{"major": 2}', "1e999", "1" + "0" * 40]
+
+
+@pytest.mark.parametrize("version", LATER)
+def test_an_index_of_a_later_version_is_left_as_it_is(db: BenchmarkDatabase, fill: Fill, version: str) -> None:
+    """Its records are read and written all the same, and the store says why its index is not up to date."""
     fill(db, 2)
     db.close()
-    content = json.dumps({"version": version, "shards": ["a"]}).encode()
+    content = f'{{"version": {version}, "shards": ["a"]}}'.encode()
     db.index_path.write_bytes(content)
     again = BenchmarkDatabase(db.storage_dir)
+    assert "may be later" in (again.index_problem or "")
     again.add("fp16", "m/y", context_length=1)
     again.save()
     again.clear()
+    again.close()
     assert db.index_path.read_bytes() == content
+    assert "may be later" in (again.index_problem or "")
+    assert verify(db.storage_dir).index_differs == ()
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+UNREADABLE: list[Callable[[Path], None]] = [_loop, os.mkfifo, Path.mkdir]
+
+
+@pytest.mark.parametrize("make", UNREADABLE)
+def test_an_index_that_cannot_be_read_is_left_as_it_is(
+    db: BenchmarkDatabase, fill: Fill, make: Callable[[Path], None]
+) -> None:
+    """Nobody knows what it is: no write replaces it, the store says so, and save says it aloud."""
+    db.save()
+    db.index_path.unlink()
+    make(db.index_path)
+    before = db.index_path.lstat()
+    ids = fill(db, 2)
+    again = BenchmarkDatabase(db.storage_dir)
+    assert set(again.records) == set(ids)
+    assert "index.json" in (again.index_problem or "")
+    with pytest.raises(StoreUnavailable, match="left as it is"):
+        again.save()
+    again.close()
+    db.close()
+    assert db.index_path.lstat() == before
+    assert "cannot read" in verify(db.storage_dir).index_differs[0]
+    db.index_path.rmdir() if db.index_path.is_dir() else db.index_path.unlink()
+    again.save()
     assert again.index_problem is None
+    assert set(json.loads(db.index_path.read_text())["records"]) == set(ids)
 
 
 def test_keys_beside_ours_are_kept(db: BenchmarkDatabase, fill: Fill) -> None:
@@ -84,16 +123,6 @@ def test_the_index_follows_the_directory(db: BenchmarkDatabase, fill: Fill, in_i
     again = BenchmarkDatabase(db.storage_dir)
     again.close()
     assert in_index(db.storage_dir) == {second}
-
-
-def test_an_index_that_cannot_be_written_costs_no_record(db: BenchmarkDatabase, fill: Fill) -> None:
-    """A folder in its place: records are stored, the problem is told, and save says it aloud."""
-    db.index_path.mkdir(parents=True)
-    ids = fill(db, 2)
-    assert set(BenchmarkDatabase(db.storage_dir).records) == set(ids)
-    assert "index.json" in (db.index_problem or "")
-    with pytest.raises(StoreUnavailable):
-        db.save()
 
 
 def test_the_index_is_written_when_a_program_ends(directory: Path, in_index: InIndex) -> None:

@@ -19,7 +19,7 @@ from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.matching import THRESHOLD
 from veloxquant.benchmarks.merging import renamed, version_id
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
-from veloxquant.benchmarks.record_set import RecordGroups, RecordSet, query
+from veloxquant.benchmarks.record_set import RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
 from veloxquant.benchmarks.storage import list_folder, make_folder, placed, reaching
 from veloxquant.benchmarks.validation import check_types, invalid
@@ -76,16 +76,16 @@ class BenchmarkDatabase:
         index that says something else than the records is made again; a directory that cannot be written is only read.
         """
         store = self._store
-        with store.lock.threads(), no_collections():
-            self._check_folder()
+        self._check_folder()
+        with no_collections():
             began = time.monotonic()
             strays = store.refresh()
             store.index.rest(time.monotonic() - began)
-            stale = store.index_is_stale()
-            strays = strays or self._strays_beside_index()
+            stale = not store.index.is_due and store.index_is_stale()
+        strays = strays or self._strays_beside_index()
         if strays:
             with suppress(StoreUnavailable), store.lock.held():
-                store.sweep(store.refresh())
+                store.sweep(strays)
         if stale:
             store.index.mark()
 
@@ -144,13 +144,13 @@ class BenchmarkDatabase:
 
         With hardware (anything with `chip` and `mlx_version`) those two count; without, they are not compared.
         """
-        # Without the lock, which may be held for a while: groups are read as they are while another thread adds to them.
-        return self._groups().best(model, query("", model, workload, hardware), threshold, methods)
+        # Without the lock: groups may be read while another thread changes them.
+        return self._store.grouped.best(model, query("", model, workload, hardware), threshold, methods)
 
     def record_set(self, threshold: float = THRESHOLD) -> RecordSet:
         """The records as they are in memory now, frozen, for a planner's snapshot."""
         with self._store.lock.threads():
-            return RecordSet.frozen(self._groups(), len(self._store.folder.records), threshold)
+            return RecordSet.frozen(self._store.grouped, len(self._store.folder.records), threshold)
 
     def upsert(self, record: BenchmarkRecord) -> BenchmarkRecord:
         """Insert a record, or replace the one of its id; where that one is pinned, so is what replaces it.
@@ -292,12 +292,6 @@ class BenchmarkDatabase:
     def close(self) -> None:
         """Bring the index up to date if it is behind. Called by itself when the object goes and at exit."""
         self._store.index.close()
-
-    def _groups(self) -> RecordGroups:
-        store = self._store
-        if store.groups is None:
-            store.groups = RecordGroups(store.folder.records.values())
-        return store.groups
 
     def _check_folder(self) -> None:
         directory = self.storage_dir

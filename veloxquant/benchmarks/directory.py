@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING
 from veloxquant.benchmarks import index
 from veloxquant.benchmarks.eviction import EvictionOrder, Limits, Victim
 from veloxquant.benchmarks.folder import RecordFolder
-from veloxquant.benchmarks.index_writer import COST_MULTIPLE, IndexWriter
+from veloxquant.benchmarks.index_writer import CHEAP_S, COST_MULTIPLE, IndexWriter
 from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.merging import Holdings, place
-from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching
+from veloxquant.benchmarks.record_groups import RecordGroups
+from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching, write_atomically
 from veloxquant.benchmarks.validation import check_types
 from veloxquant.errors import StoreUnavailable
 
@@ -24,13 +26,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from veloxquant.benchmarks.merging import Outcome, Placing
-    from veloxquant.benchmarks.record_set import RecordGroups
     from veloxquant.benchmarks.records import BenchmarkRecord
 
     OnPlaced = Callable[[BenchmarkRecord, Outcome], None]
 
 _BATCH = 200
 """Records that are taken in under one hold of the lock, and made to survive a crash together."""
+
+
+_TRIES = 2
+"""Times that an index is made before others are kept from writing theirs."""
+_MOMENT_S = 0.005
+_OTHERS_TURN_S = 0.0002
+"""A lock that is taken again at once is seldom given to those who wait for it."""
+_FEW, _MANY = 64, 1000
+"""Records that are placed in the order of eviction beside an add, and at one go of a thread that may take longer."""
 
 
 @contextmanager
@@ -43,6 +53,10 @@ def no_collections() -> Iterator[None]:
     finally:
         if pauses:
             gc.enable()
+
+
+class _Overtaken(Exception):
+    """Another process wrote the index while ours was made. Never leaves this file."""
 
 
 class Directory:
@@ -58,44 +72,122 @@ class Directory:
         self.groups: RecordGroups | None = None
         self._order: EvictionOrder | None = None
         self._compared: tuple[Signature | None, int] | None = None
+        """The index and the version of the folder that were last compared; if they differed, that was told."""
+        self._agreed: tuple[Signature | None, int] | None = None
+        """The index and the version of the folder that say the same."""
+        self._kept: tuple[Signature | None, index.Index] = (None, index.Index())
+        """An index that we wrote, without its records: it need not be read for what others put into it."""
         self._grows = False
         """Whether we have put new records here since the index was written: reading and replacing evict none."""
         self._trusted_until = 0.0
 
-    def write_index(self) -> None:
-        """Make the index say what the folder holds, other processes' records included. Raises StoreUnavailable."""
+    @property
+    def grouped(self) -> RecordGroups:
+        """The records for matching; to be read without the lock. There from the first refresh on."""
+        return RecordGroups() if self.groups is None else self.groups
+
+    def write_index(self) -> str | None:
+        """Make the index say what the folder holds, other processes' records included; why it was left alone, if so.
+
+        Locks are held to copy what is to be said and to put the file in its place, not while the folder is looked at
+        and the text is made. Whoever wrote the index meanwhile may have seen more than we: then it is done again.
+        Raises StoreUnavailable.
+        """
+        for _ in range(_TRIES):
+            with suppress(_Overtaken):
+                return self._write_index()
+        with self.lock.held(), suppress(_Overtaken):
+            return self._write_index()
+        raise StoreUnavailable(
+            f"another program keeps writing {self.index_path}", hint="it is made again later; no record is lost"
+        )
+
+    def _write_index(self) -> str | None:
+        stamp = index.stamp(self.index_path)
+        strays = self.refresh()
         with self.lock.held():
-            self.sweep(self.refresh())
+            self.sweep(strays)
             if self._grows:
                 self.make_room()
                 self._grows = False
-            with reaching(self.index_path, "write"):
-                index.write(self.index_path, self.folder)
+            version, listing = self.folder.version, index.listing(self.folder)
+        if stamp is not None and self._agreed == (stamp, version):
+            return None
+        is_ours = stamp is not None and stamp == self._kept[0]
+        found = self._kept[1] if is_ours else index.read(self.index_path)
+        index.check_readable(found)
+        if found.later is not None:
+            return found.later
+        text = index.render(listing, found)
+        with self.lock.held(), reaching(self.index_path, "write"):
+            if index.stamp(self.index_path) != stamp:
+                raise _Overtaken
+            written = write_atomically(self.index_path, text, durable=False)
+        self._kept = written, found._replace(records=None)
+        self._agreed = self._compared = written, version
+        return None
 
     def refresh(self) -> list[str]:
-        """Look at the folder again; the lock on threads is held. Returns temporary files lying in it."""
+        """Look at the folder again, keeping other threads out for moments only; returns temporary files lying in it."""
         began = time.monotonic()
-        try:
-            return self.folder.refresh()
-        finally:
-            self.settle()
-            ended = time.monotonic()
-            self._trusted_until = ended + COST_MULTIPLE * (ended - began)
+        with self.lock.threads():
+            known = self.folder.names()
+        waiting, strays = self.folder.survey(known)
+        while waiting:
+            with self.lock.threads():
+                try:
+                    self.folder.catch_up(waiting, _MOMENT_S)
+                finally:
+                    self.settle()
+            if waiting and self.groups is not None:
+                time.sleep(_OTHERS_TURN_S)
+        self._arrange()
+        spent_s = time.monotonic() - began
+        # Where a look takes long, the thread that writes the index has it, and no caller who adds a record.
+        self._trusted_until = math.inf if spent_s > CHEAP_S else time.monotonic() + COST_MULTIPLE * spent_s
+        return strays
+
+    def _arrange(self) -> None:
+        """What matching and evicting would have to make at their first call is made here."""
+        with self.lock.threads():
+            if self.groups is None:
+                self.groups = RecordGroups(self.folder.records.values())
+                self.settle()
+                if self._order is not None:
+                    self._order.complete()
+        while self._order is not None and self._order.is_waiting:
+            with self.lock.threads():
+                self._order.advance(_MANY)
 
     def index_is_stale(self) -> bool:
-        """Whether the index says something else than the folder; False as well where that was already found."""
-        seen = (index.stamp(self.index_path), self.folder.version)
-        if seen == self._compared:
-            return False
-        self._compared = seen
-        return index.is_stale(index.read(self.index_path), self.folder)
+        """Whether the index is ours to write and says something else; False as well where that was already found."""
+        stamp = index.stamp(self.index_path)
+        with self.lock.threads():
+            seen = stamp, self.folder.version
+            if seen == self._compared:
+                return False
+            self._compared = seen
+            listing = index.listing(self.folder)
+        found = index.read(self.index_path)
+        self.index.problem = found.problem
+        is_stale = found.differs(listing)
+        if found.problem is None and not is_stale:
+            self._agreed = seen
+        return is_stale
 
     def settle(self) -> None:
-        """Hand what changed to the groups that matching uses and to the order of eviction."""
+        """Hand what changed to the groups that matching uses and to the order of eviction; the lock is held.
+
+        The order is made by and by while the directory fills up, so that no add has to make it.
+        """
         for order in (self.groups, self._order):
             for before, after in self.folder.changes if order is not None else ():
                 order.change(before, after)  # type: ignore[union-attr]
         self.folder.changes.clear()
+        if self._order is not None:
+            self._order.advance(_FEW)
+        elif self.groups is not None and self.is_over(self.limits.nearly()):
+            self._order = EvictionOrder(self.folder.records)
 
     def sweep(self, strays: list[str]) -> None:
         """Delete what killed writers left; with the lock held, no temporary file of ours is in use."""

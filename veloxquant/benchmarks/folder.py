@@ -1,7 +1,8 @@
 """The record files in memory: which there are, which of them serve, and why others do not.
 
 The folder is the truth. A refresh lists it and reads only files whose signature changed; a file so young that a change
-within one clock tick could hide is read again and compared by its digest.
+within one clock tick could hide is read again and compared by its digest. What a listing says may be old by the time
+it is used, so it decides only which files are looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from veloxquant.benchmarks.plain_record import read_plain
 from veloxquant.benchmarks.records import BenchmarkRecord
 from veloxquant.benchmarks.storage import (
     MAX_RECORD_BYTES,
+    RECORD_NAME,
     Signature,
     Unreadable,
     flush_folder,
@@ -33,10 +36,11 @@ from veloxquant.benchmarks.validation import invalid
 from veloxquant.errors import RecordInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     OnLook = Callable[[int, int], None]
+    Hint = tuple[str, Signature | str | None]
 
 Change = tuple[BenchmarkRecord | None, BenchmarkRecord | None]
 """What served before and what serves now under one id."""
@@ -118,16 +122,38 @@ class RecordFolder:
         `on_look` is told how many files were looked at, of how many. Raises StoreUnavailable when the folder cannot be
         listed.
         """
+        waiting, strays = self.survey(self.names())
+        total = len(waiting)
+        while waiting:
+            self.catch_up(waiting, most_s=0.0)
+            if on_look is not None:
+                on_look(total - len(waiting) - 1, total)
+        return strays
+
+    def names(self) -> list[str]:
+        """Every file in the mirror."""
+        return list(self._files)
+
+    def survey(self, known: Iterable[str]) -> tuple[deque[Hint], list[str]]:
+        """What seems to differ from the mirror, and the names of temporary files; changes nothing.
+
+        `known` are the names in the mirror. The lock need not be held: what others write meanwhile makes a hint wrong,
+        and a hint is only where to look. Raises StoreUnavailable when the folder cannot be listed.
+        """
         with reaching(self.path, "read"):
             listing, strays = list_folder(self.path, self._files)
-        for name in self._files.keys() - listing.keys():
-            self._replace(name, None)
+        gone: list[Hint] = [(name, None) for name in known if name not in listing]
+        come: list[Hint] = [(name, seen) for name, seen in listing.items() if self._seems_new(name, seen)]
+        return deque(gone + come), strays
+
+    def catch_up(self, waiting: deque[Hint], most_s: float) -> None:
+        """Make the mirror equal the folder in the first of these names, in as many as this time allows but one."""
+        until = time.monotonic() + most_s
         with self._opened():
-            for number, (name, seen) in enumerate(listing.items()):
-                self._note(name, seen)
-                if on_look is not None:
-                    on_look(number, len(listing))
-        return strays
+            while waiting:
+                self._note(*waiting.popleft())
+                if time.monotonic() >= until:
+                    break
 
     def put(self, record: BenchmarkRecord, *, flush: bool = True) -> None:
         """Write one record, durably; the cost does not depend on how many there are.
@@ -215,11 +241,19 @@ class RecordFolder:
         """Make the mirror equal the folder in this one name."""
         self._replace(name, self._read(name, self._files.get(name)))
 
-    def _note(self, name: str, seen: Signature | str | None) -> None:
+    def _seems_new(self, name: str, seen: Signature | str | None) -> bool:
         old = self._files.get(name)
         if isinstance(seen, str):
+            return old is None or old.reason != seen
+        return old is None or not old.settled or old.signature != seen
+
+    def _note(self, name: str, seen: Signature | str | None) -> None:
+        old = self._files.get(name)
+        if RECORD_NAME.fullmatch(name) is None:
+            self._replace(name, RecordFile(reason=seen) if isinstance(seen, str) else None)
+        elif isinstance(seen, str) and (old is None or old.record is None):
             self._replace(name, RecordFile(reason=seen))
-        elif old is None or not old.settled or old.signature != seen:
+        else:
             self._look(name)
 
     def _read(self, name: str, old: RecordFile | None) -> RecordFile | None:

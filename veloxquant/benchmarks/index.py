@@ -2,19 +2,25 @@
 
     {"version": 1, "records": {id: {"method": ..., "model_id": ..., "path": "records/<file>.json"}}}
 
-Keys beside these two are kept. An index of a later version is left exactly as it is.
+Keys beside these two are kept. An index whose version may be a later one, or that cannot be read, is left exactly as it
+is; one that is missing or damaged is made again.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from veloxquant.benchmarks.storage import Signature, signature, write_atomically
+from veloxquant.benchmarks.storage import Signature, signature
+from veloxquant.errors import StoreUnavailable, quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from veloxquant.benchmarks.folder import RecordFolder
@@ -22,17 +28,67 @@ if TYPE_CHECKING:
 VERSION = 1
 RECORDS = "records"
 
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-def entries(folder: RecordFolder) -> dict[str, dict[str, str]]:
-    """What the index says of the records that serve, in order of their ids so that it can be compared line by line."""
-    return {record_id: entry(folder, record_id) for record_id in sorted(folder.records)}
+Listed = tuple[str, str, str, str]
+"""Id, method, model id and file name of one record."""
 
 
-def entry(folder: RecordFolder, record_id: str) -> dict[str, str]:
+class Index(NamedTuple):
+    """The index as it stands."""
+
+    content: dict[str, Any] | None = None
+    """All but the records; None when it is missing, damaged, not a JSON object, or left alone."""
+    records: msgspec.Raw | None = None
+    """Under "records", not yet read."""
+    later: str | None = None
+    """Why it is left to a newer program."""
+    unreadable: str | None = None
+    """Why nobody can tell what it is."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is left exactly as it is, None where it may be made again."""
+        return self.later or self.unreadable
+
+    def listed(self) -> dict[str, Any] | None:
+        """What it says of each record, not yet read; None when that is no mapping."""
+        try:
+            return None if self.records is None else msgspec.json.decode(self.records, type=dict[str, msgspec.Raw])
+        except _DAMAGED:
+            return None
+
+    def differs(self, listing: Collection[Listed]) -> bool:
+        """Whether it is ours to write and says something else. None says that there are no records.
+
+        It is read entry by entry, so that other threads need not wait for all of it.
+        """
+        if self.problem is not None or self.content is None:
+            return self.problem is None and bool(listing)
+        listed = self.listed()
+        if self.content.get("version") != VERSION or listed is None or len(listed) != len(listing):
+            return True
+        return any(one[0] not in listed or said(listed[one[0]]) != entry(one) for one in listing)
+
+
+def listing(folder: RecordFolder) -> list[Listed]:
+    """What is to be said, copied so that it can be written while the folder changes."""
+    name_of = folder.file_name
+    return [(key, record.method, record.model_id, name_of(key)) for key, record in folder.records.items()]
+
+
+def entry(listed: Listed) -> dict[str, str]:
     """What the index says of one record."""
-    record = folder.records[record_id]
-    path = f"{RECORDS}/{folder.file_name(record_id)}"
-    return {"method": record.method, "model_id": record.model_id, "path": path}
+    _, method, model_id, name = listed
+    return {"method": method, "model_id": model_id, "path": f"{RECORDS}/{name}"}
+
+
+def said(raw: msgspec.Raw) -> Any:
+    """One entry as it stands in an index, None when it is damaged."""
+    try:
+        return msgspec.json.decode(raw)
+    except _DAMAGED:
+        return None
 
 
 def stamp(path: Path) -> Signature | None:
@@ -43,41 +99,73 @@ def stamp(path: Path) -> Signature | None:
         return None
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The index as it stands, None when it is missing, truncated, or not ours."""
+def read(path: Path) -> Index:
+    """The index as it stands. Only where there is no such file is it missing."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+        data = _read_regular(path)
+    except FileNotFoundError:
+        return Index()
+    except OSError as error:
+        return Index(unreadable=f"cannot read {path}: {error.strerror or type(error).__name__}")
+    try:
+        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        later = _later(path, parts.get("version"))
+        records = parts.pop(RECORDS, None)
+        return Index(later=later) if later else Index({k: msgspec.json.decode(v) for k, v in parts.items()}, records)
+    except _DAMAGED:
+        return Index()
 
 
-def is_from_later_version(content: dict[str, Any] | None) -> bool:
-    """Whether a newer program wrote this index."""
-    version = None if content is None else content.get("version")
-    return isinstance(version, (int, float)) and not isinstance(version, bool) and version > VERSION
+def render(listed: Iterable[Listed], before: Index) -> bytes:
+    """The index in order of ids, so that two can be compared line by line; further keys of `before` are kept.
 
-
-def is_stale(content: dict[str, Any] | None, folder: RecordFolder) -> bool:
-    """Whether the index says something else than the folder. None says that there are no records."""
-    if is_from_later_version(content):
-        return False
-    if content is None:
-        return bool(folder.records)
-    listed = content.get(RECORDS)
-    if content.get("version") != VERSION or not isinstance(listed, dict) or len(listed) != len(folder.records):
-        return True
-    return any(listed.get(record_id) != entry(folder, record_id) for record_id in folder.records)
-
-
-def write(path: Path, folder: RecordFolder) -> None:
-    """Bring the index up to date, unless a newer program wrote it. Raises OSError.
-
-    It is not flushed to the disk: what a crash takes from it is made again at the next open.
+    By lines, as the encoders would keep every other thread waiting while they make 20 MB.
     """
-    content = read(path)
-    if is_from_later_version(content):
-        return
-    fresh = {"version": VERSION, RECORDS: entries(folder)}
-    kept = {key: value for key, value in (content or {}).items() if key not in fresh}
-    write_atomically(path, json.dumps(fresh | kept, indent=2, ensure_ascii=False).encode() + b"\n", durable=False)
+    words: dict[str, str] = {}
+    lines: list[str] = []
+    for key, method, model_id, name in sorted(listed):
+        for word in (method, model_id):
+            if word not in words:
+                words[word] = json.dumps(word, ensure_ascii=False)
+        lines.append(
+            f'    "{key}": {{\n      "method": {words[method]},\n      "model_id": {words[model_id]},\n'
+            f'      "path": "{RECORDS}/{name}"\n    }}'
+        )
+    records = "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
+    kept = {key: value for key, value in (before.content or {}).items() if key != "version"}
+    further = "".join(
+        ",\n" + json.dumps({key: value}, indent=2, ensure_ascii=False)[2:-2] for key, value in kept.items()
+    )
+    return f'{{\n  "version": {VERSION},\n  "{RECORDS}": {records}{further}\n}}\n'.encode()
+
+
+def check_readable(found: Index) -> None:
+    """Raise StoreUnavailable when nobody can tell what stands in the index's place."""
+    if found.unreadable is not None:
+        raise StoreUnavailable(
+            f"{found.unreadable}; it is left as it is",
+            hint="make it readable, or move it away and the index is made again",
+        )
+
+
+def _later(path: Path, version: msgspec.Raw | None) -> str | None:
+    """Why a version may be a later one: anything but the numbers up to ours, which a damaged index may have."""
+    said = "null" if version is None else bytes(version).decode("utf-8", "replace")
+    try:
+        value = json.loads(said)
+    except ValueError:
+        return None
+    if value is None or isinstance(value, bool) or (isinstance(value, (int, float)) and value <= VERSION):
+        return None
+    return f"{path.name} has the version {quoted(value)}, which may be later than {VERSION}; it is left as it is"
+
+
+def _read_regular(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks import index
 from veloxquant.benchmarks.folder import RecordFolder
@@ -58,23 +58,26 @@ def verify(directory: Path, on_look: OnLook | None = None) -> Verdict:
 
 
 def _differences(path: Path, folder: RecordFolder) -> Iterator[str]:
-    content = index.read(path)
-    if index.is_from_later_version(content) or not index.is_stale(content, folder):
+    found, listing = index.read(path), index.listing(folder)
+    if found.unreadable is not None:
+        yield found.unreadable
+    if not found.differs(listing):
         return
+    content = found.content
     if content is None:
         yield "index.json is damaged" if path.exists() else "there is no index.json"
         return
     if content.get("version") != index.VERSION:
         yield f"its version is {content.get('version')!r}, not {index.VERSION}"
-    listed: Any = content.get(index.RECORDS)
-    if not isinstance(listed, dict):
+    listed = found.listed()
+    if listed is None:
         yield "it has no mapping of records"
         return
-    held = index.entries(folder)
+    held = {one[0]: index.entry(one) for one in listing}
     for record_id in sorted(held.keys() | listed.keys()):
         if record_id not in listed:
             yield f"it lacks {record_id}"
         elif record_id not in held:
             yield f"it lists {record_id}, which is not there"
-        elif listed[record_id] != held[record_id]:
+        elif index.said(listed[record_id]) != held[record_id]:
             yield f"it tells something else of {record_id}"
