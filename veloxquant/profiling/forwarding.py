@@ -137,8 +137,9 @@ def _attributes(cls: type) -> Iterable[tuple[str, Any]]:
 @functools.lru_cache(maxsize=256)
 def _class_for(base: Any, wrapped: Any) -> Any:
     """A subclass of `base` with the name and the special methods of `wrapped`."""
-    names = [name for name in _SPECIAL if getattr(wrapped, name, None) is not getattr(object, name, None)]
-    special = {name: _forwarded(name) if getattr(wrapped, name) is not None else None for name in names}
+    defined = dict(reversed(list(_attributes(wrapped))))  # what stands first in the order of resolution wins
+    names = [name for name in _SPECIAL if name in defined and defined[name] is not vars(object).get(name)]
+    special = {name: None if defined[name] is None else _forwarded(name) for name in names}
     members = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__, "_profiled_base": base}
     return type(wrapped.__name__, (base,), {**members, **special})
 
