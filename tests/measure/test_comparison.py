@@ -1,0 +1,99 @@
+"""Several methods: each beside the engine's own cache of the same session, a failing one beside the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import tiny_model
+from tiny_model import FLOAT_SLOT, PACKED_SLOT
+
+from veloxquant.errors import MethodRefused
+from veloxquant.measure.comparison import Comparison, agreeing, compare
+from veloxquant.measure.measurement import Subject
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+
+def compared(tiny: SimpleNamespace, *subjects: Any, **settings: Any) -> Comparison:
+    """These subjects on 20 tokens, 4 generated; a word stands for a variant of the registry."""
+    made = [tiny_model.subject(tiny.model, one) if isinstance(one, str) else one for one in subjects]
+    return compare(tiny.model, tiny.tokenizer, tiny.prompt[:20], made, max_tokens=4, **settings)
+
+
+def broken(error: BaseException) -> Subject:
+    """A method whose caches cannot be had."""
+
+    def build() -> list[Any]:
+        raise error
+
+    return Subject(label="broken-x", method="broken", build=build, planned=True)
+
+
+def test_ratios_are_to_the_engines_own_cache_of_the_session(tiny: SimpleNamespace) -> None:
+    """Both hold 256 slots: the ratio is that of their slots."""
+    found = compared(tiny, "fp16", "affine4-g64")
+    own, packed = found.runs
+    assert found.baseline is own
+    assert found.reduction(own) == 1.0
+    assert found.reduction(packed) == pytest.approx(PACKED_SLOT / FLOAT_SLOT)
+    assert (found.same_text(own), found.agreeing_tokens(own)) == (True, 4)
+
+
+def test_without_the_engines_own_cache_there_is_no_ratio(tiny: SimpleNamespace) -> None:
+    """Nothing is compared with a figure of another session."""
+    found = compared(tiny, "affine4-g64")
+    (only,) = found.runs
+    assert (found.baseline, found.reduction(only), found.same_text(only), found.agreeing_tokens(only)) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message"),
+    [
+        (MethodRefused("not this width", hint="another"), "method_refused", "not this width"),
+        (MemoryError(), "MemoryError", "MemoryError"),
+        (RuntimeError("[metal::malloc] too large"), "RuntimeError", "[metal::malloc] too large"),
+    ],
+)
+def test_a_failing_method_keeps_nobody_from_running(
+    tiny: SimpleNamespace, error: Exception, name: str, message: str
+) -> None:
+    """It is a row with its reason; those before and after it are measured."""
+    found = compared(tiny, "fp16", broken(error), "affine8-g64")
+    assert [one.label for one in found.runs] == ["fp16", "affine8-g64"]
+    (failed,) = found.failures
+    assert (failed.label, failed.method, failed.planned) == ("broken-x", "broken", True)
+    assert (failed.error, failed.message) == (name, message)
+
+
+def test_an_interrupt_ends_it(tiny: SimpleNamespace) -> None:
+    """Control-C is no failure of a method."""
+    with pytest.raises(KeyboardInterrupt):
+        compared(tiny, "fp16", broken(KeyboardInterrupt()))
+
+
+def test_progress_covers_all_methods(tiny: SimpleNamespace) -> None:
+    """2 methods x 2 runs x 24 tokens, told with the method at work."""
+    told: list[tuple[str, int]] = []
+    compared(tiny, "fp16", "affine4-g64", watch=lambda subject, done: told.append((subject.label, done)))
+    assert [done for _, done in told] == sorted(done for _, done in told)
+    assert told[-1] == ("affine4-g64", 96)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "count"), [((), (), 0), ((1, 2), (1, 2), 2), ((1, 2, 3), (1, 5, 3), 1), ((1,), (1, 2), 1)]
+)
+def test_agreement_is_the_common_beginning(ours: tuple[int, ...], theirs: tuple[int, ...], count: int) -> None:
+    """Tokens after the first difference count for nothing: the texts have parted."""
+    assert agreeing(ours, theirs) == count
+
+
+def test_conditions_are_kept_with_the_figures(tiny: SimpleNamespace) -> None:
+    """The versions, the chip's backend and greedy sampling stand beside what was measured."""
+    from importlib.metadata import version
+
+    about = compared(tiny).conditions
+    assert (about.mlx_version, about.mlx_lm_version) == (version("mlx"), version("mlx-lm"))
+    assert about.temperature == 0
+    assert about.backend in about.machine
