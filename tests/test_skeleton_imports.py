@@ -50,6 +50,15 @@ def test_arrays_load_on_use(room: str) -> None:
     assert "mlx" not in loaded_by(f"import veloxquant.{room}")
 
 
+def test_a_cache_config_is_read_and_written_without_arrays() -> None:
+    """A program that only hands configs around, or checks one against the methods, pays for no mlx."""
+    found = loaded_by(
+        "import veloxquant; config = veloxquant.KVCacheBuilder().with_method('affine').with_bit_width(4).config(); "
+        "assert veloxquant.KVCacheConfig.from_toml(config.to_toml()) == config"
+    )
+    assert found & ({"mlx", "numpy"} | MODEL_LIBRARIES) == set()
+
+
 def test_public_names_are_there() -> None:
     """Every name the package promises can be had, and no other."""
     import veloxquant

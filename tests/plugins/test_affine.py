@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,7 +16,8 @@ from veloxquant_plugins.affine import Affine, veloxquant_methods
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import MethodRefused
 from veloxquant.methods import LayerSpec, Method
-from veloxquant.methods.checks import check_figures, check_variants, sample_part
+from veloxquant.methods.checks import check_figures, check_parameters, check_variants, sample_part
+from veloxquant.methods.parameters import variant_for
 from veloxquant.methods.worker import declared_bytes
 
 WIDTHS = (32, 48, 64, 80, 96, 112, 128, 192, 256, 512, 576)
@@ -141,6 +144,42 @@ def test_engine_settings_pack_from_the_first_token() -> None:
     """mlx-lm's flags by its own names; its default start of 5000 tokens would leave short prompts unpacked."""
     settings = AFFINE.engine_settings(VARIANTS["affine8-g32"])
     assert settings == {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}
+
+
+def test_everything_that_can_be_set_is_a_variant() -> None:
+    """So that whatever a user builds has a prior; nothing set is mlx-lm's own default, 8 bits in groups of 64."""
+    bits, group = check_parameters(AFFINE)
+    for pair in itertools.product(bits.choices, group.choices):
+        made = variant_for(AFFINE, dict(zip(("bits", "group"), pair, strict=True)))
+        assert VARIANTS[made.label] == made
+    default = QuantizedKVCache()
+    assert variant_for(AFFINE, {}).params == {"bits": default.bits, "group": default.group_size}
+
+
+@pytest.mark.parametrize(("bits", "group", "width"), [(4, 64, 64), (8, 32, 64), (2, 32, 96), (5, 32, 96), (3, 64, 192)])
+def test_the_standalone_cache_attends_over_what_mx_quantize_keeps(bits: int, group: int, width: int) -> None:
+    """Plain attention over the dequantized rows, at widths too where the engine's own cache cannot start (5 bits, 96).
+
+    Bytes: 256 slots of K and of V, each width x bits / 8 + a float32 scale and bias a group.
+    """
+    mx.random.seed(3)
+    keys, values = mx.random.normal((20, width)), mx.random.normal((20, width))
+    query = mx.random.normal((width,))
+    cache = AFFINE.build_standalone(width, VARIANTS[f"affine{bits}-g{group}"])
+    for key, value in zip(keys, values, strict=True):
+        cache.append(key, value)
+    k, v = (mx.dequantize(*mx.quantize(x, group, bits), group_size=group, bits=bits) for x in (keys, values))
+    expected = mx.softmax(query @ k.T / math.sqrt(width)) @ v
+    assert mx.allclose(cache.attend(query), expected, atol=1e-5)
+    assert cache.memory_bytes() == held_bytes(cache) == 2 * 256 * (width * bits // 8 + 2 * 4 * width // group)
+    assert len(cache) == 20
+
+
+def test_a_standalone_width_that_groups_do_not_divide_is_refused() -> None:
+    """With the group that would do."""
+    with pytest.raises(MethodRefused, match="groups of 64 do not divide the width 96") as caught:
+        AFFINE.build_standalone(96, VARIANTS["affine4-g64"])
+    assert "32" in caught.value.hint
 
 
 def test_the_hook_returns_the_one_method() -> None:

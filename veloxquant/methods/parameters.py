@@ -61,28 +61,27 @@ def variant_for(method: Method, given: Mapping[str, Param | None]) -> Variant:
     """
     check_given(method, given)
     declared = {parameter.name: parameter for parameter in method.parameters()}
-    full = _filled(declared, given)
-    variants = method.variants()
-    equal = [variant for variant in variants if _filled(declared, variant.params) == full]
-    if equal:
-        return equal[0]
-    if declared and set(names_of(method)) == set(declared):
-        return Variant(method=method.name, label=_label(method, declared, full), params=full)
-    return _only(method, given, full)
+    full = _filled(declared, {**_undeclared(method, declared, given), **given})
+    for variant in method.variants():
+        if _filled(declared, variant.params) == full:
+            return variant
+    return Variant(method=method.name, label=_label(method, declared, full), params=full)
 
 
-def _only(method: Method, given: Mapping[str, Param | None], full: Mapping[str, Param]) -> Variant:
-    """The one variant that has all of what is set."""
-    fits = [variant for variant in method.variants() if full.items() <= dict(variant.params).items()]
-    if len(fits) == 1:
-        return fits[0]
-    told = ", ".join(f"{name} = {value!r}" for name, value in given.items()) or "no parameters"
-    labels = ", ".join(variant.label for variant in fits or method.variants())
-    field = next((name for name in names_of(method) if name not in full), None)
+def _undeclared(method: Method, declared: Mapping[str, Parameter], given: Mapping[str, Param | None]) -> dict[str, Any]:
+    """What only variants name: the one set of values that agrees with what is given."""
+    asked = {name: value for name, value in given.items() if name not in declared}
+    sets = [(one.label, {n: v for n, v in one.params.items() if n not in declared}) for one in method.variants()]
+    fits = {label: values for label, values in sets if asked.items() <= values.items()}
+    first = next(iter(fits.values()), None)
+    if first is not None and all(values == first for values in fits.values()):
+        return first
+    told = ", ".join(f"{name} = {value!r}" for name, value in asked.items()) or "what is set"
+    names = [name for name in names_of(method) if name not in declared]
     raise InvalidParams(
-        f"{len(fits) or 'none'} of the variants of method {method.name} {'have' if given else 'are meant by'} {told}",
-        hint=f"set {', '.join(names_of(method))} as one of these has them: {labels}",
-        field=field,
+        f"{len(fits) or 'none'} of the variants of method {method.name} {'agree' if fits else 'agrees'} with {told}",
+        hint=f"set {', '.join(names)} as one of these has them: {', '.join(fits or dict(sets))}",
+        field=next((name for name in names if name not in asked), names[0]),
     )
 
 
