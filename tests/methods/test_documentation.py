@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from veloxquant.methods.checks import check_figures, check_returned, check_variants, sample_part
+from veloxquant.methods.checks import check_figures, check_parameters, check_returned, check_variants, sample_part
+from veloxquant.methods.parameters import variant_for
 
 RECIPE = Path(__file__).parents[2] / "docs" / "methods.md"
 
@@ -26,3 +27,7 @@ def test_the_recipe_gives_a_sound_method() -> None:
         "width_not_divisible",
         "rows of 66 do not fill 32-bit words",
     )
+    assert [parameter.name for parameter in check_parameters(method)] == ["clip"]
+    assert variant_for(method, {}) == variants[0]
+    other = variant_for(method, {"clip": 0.75})
+    assert (other.label, other.params) == ("plain8-clip.0.75", {"bits": 8, "clip": 0.75})

@@ -116,6 +116,8 @@ def test_nothing_of_it_can_change() -> None:
         ('method = "affine"\nlayer_count = -1', "layer_count", "layer_count is -1"),
         ("cache.toml", "config", "not TOML"),
         ("method = ", "config", "not TOML"),
+        pytest.param("layer_count = 1" + "0" * 5000, "config", "not TOML", id="a number too long"),
+        pytest.param("layers = " + "[" * 100_000, "config", "not TOML", id="lists too deep"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_refused_by_its_key(text: str, field: str, message: str) -> None:

@@ -118,13 +118,19 @@ def _label(method: Method, declared: Mapping[str, Parameter], full: Mapping[str,
     A value ends where a dash is followed by a letter: numbers have none, and words with other signs than a-z, 0-9 and
     _ are not written out. A digest stands in where the plain form does not do.
     """
-    default = _filled(declared, {})
+    default = _filled(declared, {}) | _shared(method, declared)
     differing = {name: value for name, value in sorted(full.items()) if default.get(name) != value}
     plain = "-".join([method.name, *(f"{name}.{_written(value)}" for name, value in differing.items())])
     legible = NAME.fullmatch(plain) and all(map(_legible, differing.items()))
     if legible and plain not in {variant.label for variant in method.variants()}:
         return plain
     return _digested(method.name, differing.items())
+
+
+def _shared(method: Method, declared: Mapping[str, Parameter]) -> dict[str, Param]:
+    """What only variants name and all of them have alike."""
+    first, *others = (variant.params for variant in method.variants())
+    return {n: v for n, v in first.items() if n not in declared and all(other.get(n) == v for other in others)}
 
 
 def _digested(method: str, differing: Iterable[tuple[str, Param]]) -> str:

@@ -119,7 +119,7 @@ class KVCacheConfig:
             raise _wrong("config", text, "TOML text or a path")
         try:
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers too long for Python, and lists too deep
             raise InvalidParams(
                 f"the config is not TOML: {error}", hint="a file is named by a pathlib.Path", field="config"
             ) from error
