@@ -50,13 +50,9 @@ def unpack(words: mx.array, bits: int, width: int) -> mx.array:
 
     count, filled = _unit(bits)
     units = words.reshape(*words.shape[:-1], words.shape[-1] // filled, filled)
-    starts = [index * bits for index in range(count)]
-    offsets = mx.array([start % WORD_BITS for start in starts], dtype=mx.uint32)
-    codes = mx.take(units, mx.array([start // WORD_BITS for start in starts]), axis=-1) >> offsets
-    if filled > 1:
-        nexts = mx.take(units, mx.array([min(start // WORD_BITS + 1, filled - 1) for start in starts]), axis=-1)
-        codes = codes | ((nexts << 1) << (WORD_BITS - 1 - offsets))  # twice: a shift by 32 is undefined
-    unpacked: mx.array = (codes & (2**bits - 1)).reshape(*words.shape[:-1], -1)[..., :width]
+    parts = [part for index in range(filled) for part in _codes(units, bits, index)]
+    codes = (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)) & (2**bits - 1)
+    unpacked: mx.array = codes.reshape(*words.shape[:-1], -1)[..., :width]
     return unpacked
 
 
@@ -89,6 +85,20 @@ def _word(units: mx.array, bits: int, index: int) -> mx.array:
     left = mx.array([max(shift, 0) for shift in shifts], dtype=mx.uint32)
     right = mx.array([max(-shift, 0) for shift in shifts], dtype=mx.uint32)
     return (units[..., first:end] << left >> right).sum(axis=-1, keepdims=True)
+
+
+def _codes(units: mx.array, bits: int, index: int) -> list[mx.array]:
+    """Codes that start in one word of each unit, higher bits not yet masked: those within it, and one that leaves it."""
+    import mlx.core as mx
+
+    word = units[..., index : index + 1]
+    starts = range(-index * WORD_BITS % bits, WORD_BITS, bits)
+    inside = [start for start in starts if start + bits <= WORD_BITS]
+    parts = [word >> mx.array(inside, dtype=mx.uint32)]
+    if len(inside) < len(starts):
+        leaving = starts[-1]
+        parts.append((word >> leaving) | (units[..., index + 1 : index + 2] << (WORD_BITS - leaving)))
+    return parts
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from veloxquant.caches import ordered, packing
 from veloxquant.caches.rotation import gaussian, rotation, sketch_parts
-from veloxquant.caches.turboquant_stages import MeanSquare, as_row, nearest, scaled_levels, to_rotated, widened
+from veloxquant.caches.turboquant_stages import MeanSquare, as_row, level_table, nearest, to_rotated, widened
 
 if TYPE_CHECKING:
     from veloxquant.caches.codec import Arrays
@@ -109,7 +109,7 @@ class InnerProduct:
         width, bits = self.main.width, self.main.bits
         rotated, scale = to_rotated(x, width, self.main.seed)
         codes = nearest(rotated, bits, width)
-        left = rotated - mx.take(mx.array(scaled_levels(bits, width), dtype=mx.float32), codes)
+        left = rotated - mx.take(level_table(bits, width), codes)
         rows, size = ordered.normalized(left)
         left_scale = (size * scale.astype(mx.float32)).astype(x.dtype)
         return packing.pack(codes, bits), scale, self.sketch.signs(rows), left_scale
