@@ -48,7 +48,7 @@ def unpack(words: mx.array, bits: int, width: int) -> mx.array:
     """The inverse of `pack`: uint32 words (..., words(width, bits)) -> uint32 codes (..., width)."""
     import mlx.core as mx
 
-    count, filled = _unit(bits)
+    _, filled = _unit(bits)
     units = words.reshape(*words.shape[:-1], words.shape[-1] // filled, filled)
     parts = [part for index in range(filled) for part in _codes(units, bits, index)]
     codes = (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)) & (2**bits - 1)
@@ -88,7 +88,7 @@ def _word(units: mx.array, bits: int, index: int) -> mx.array:
 
 
 def _codes(units: mx.array, bits: int, index: int) -> list[mx.array]:
-    """Codes that start in one word of each unit, higher bits not yet masked: those within it, and one that leaves it."""
+    """Codes that start in one word of each unit, bits above not masked yet: those within it, and one that leaves it."""
     import mlx.core as mx
 
     word = units[..., index : index + 1]
