@@ -123,6 +123,8 @@ def _engine_error(model: Any, method: Method, variant: Variant, parts: Mapping[i
 
 
 def _why_not(method: Method, variant: Variant, index: int, part: CachePart) -> str | None:
+    if part.latent:
+        return "a latent cache, which attention reads directly"
     refused = method.refuses(variant, part)
     if refused is not None:
         return refused[1]

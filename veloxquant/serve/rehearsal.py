@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from veloxquant.caches.engine import cache_module
 from veloxquant.errors import MethodRefused, VeloxError
 from veloxquant.profiles.model import CachePart
@@ -46,7 +48,14 @@ def plain_parts(model: Any) -> dict[int, CachePart]:
     kind = cache_module().KVCache
     _call(model, caches, "its own caches")
     plain = (index for index, cache in enumerate(caches) if type(cache) is kind and cache.keys is not None)
-    return {index: _part(index, caches[index]) for index in plain}
+    rank = getattr(getattr(model, "args", None), "kv_lora_rank", None)
+    return {index: _marked(_part(index, caches[index]), rank) for index in plain}
+
+
+def _marked(part: CachePart, rank: int | None) -> CachePart:
+    """Whether keys are the latent of multi-head latent attention, as a trace tells: one head as wide as its rank."""
+    latent = rank is not None and part.heads == 1 and part.key_width == rank
+    return msgspec.structs.replace(part, latent=latent)
 
 
 def rehearse(model: Any, caches: list[Any], label: str) -> None:
