@@ -31,11 +31,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """All of the arguments, or InvalidParams naming the first that is not known and what comes close."""
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in arguments:
+            if word == "--":
+                break
+            # Before argparse, which would take the value of an option that it does not know for something else.
+            if word.startswith("--") and word.partition("=")[0] not in known:
+                raise unknown_word(word.partition("=")[0], known, f"option of {self.prog}", self.prog)
         options, unknown = self.parse_known_args(arguments)
         if unknown:
-            flag = unknown[0].partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            raise unknown_word(flag, known, f"argument of {self.prog}", self.prog)
+            raise unknown_word(unknown[0].partition("=")[0], known, f"argument of {self.prog}", self.prog)
         return options
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -22,8 +22,10 @@ SERIES = 8
 """Colours that the page defines: --s0 to --s7; from the ninth method on they come again, dashed."""
 _WIDTH, _HEIGHT = 5.2, 3.6
 """Inches of 96 pixels: legible at this size, and still when a phone shows it at two thirds."""
-_BAR = 0.34
+_BAR, _LEGEND_ROW = 0.34, 0.19
 _LONGEST = 24
+_CROWDED = 50
+"""Layers from which on points would hide the lines."""
 _XLINK = "http://www.w3.org/1999/xlink"
 
 # Matplotlib needs colours; the page needs names. These stand for them until the text is done.
@@ -55,6 +57,7 @@ class Plot(NamedTuple):
     """One figure: its SVG, and what it shows, with units."""
 
     svg: str
+    title: str
     caption: str
 
 
@@ -75,7 +78,7 @@ def _memory(result: Profile) -> Plot | None:
         for number, one in enumerate(runs):
             tokens = [sample.tokens for sample in one.timeline]
             held = [sample.resident_bytes / unit_bytes for sample in one.timeline]
-            axes.plot(tokens, held, drawstyle="steps-post", label=_short(one.label), **_look(number))
+            axes.plot(tokens, held, drawstyle="steps-pre", label=_short(one.label), **_look(number))
         given = runs[0]
         end = given.prompt_tokens + given.generated_tokens
         line = [0, given.true_fp16_bytes / unit_bytes]
@@ -83,10 +86,10 @@ def _memory(result: Profile) -> Plot | None:
         axes.set(xlabel="tokens in the cache", ylabel=f"resident ({unit})", xlim=(0, None), ylim=(0, None))
 
     caption = (
-        f"Memory that the caches hold as tokens come in, in {unit}, unused slots included. "
+        f"What the caches hold as tokens come in, in {unit}, unused slots included. "
         "Dotted: the K and V that were given, at two bytes a number."
     )
-    return Plot(_figure("memory", draw, legend=True), caption)
+    return Plot(_figure("memory", draw, named=len(runs) + 1), "Memory over tokens", caption)
 
 
 def _layers(result: Profile) -> Plot | None:
@@ -100,15 +103,16 @@ def _layers(result: Profile) -> Plot | None:
         for number, one in enumerate(runs):
             seen = [(at, layer) for at, layer in enumerate(one.report.layers) if layer.n_quantize_calls]
             times = [1000 * layer.quantize_ms_mean for _, layer in seen]
-            axes.plot([at for at, _ in seen], times, marker="o", markersize=3, label=_short(one.label), **_look(number))
+            marker = "o" if len(seen) < _CROWDED else None
+            axes.plot([at for at, _ in seen], times, marker=marker, ms=3, label=_short(one.label), **_look(number))
         axes.set(xlabel="layer", ylabel="mean of one call (µs)", ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     caption = (
         "Mean time of one update of a layer's cache in microseconds, over prompt and text, profiled: "
-        "layers can be compared with each other, not with the speed below."
+        "layers compare with each other, not with the speed."
     )
-    return Plot(_figure("layers", draw, legend=True), caption)
+    return Plot(_figure("layers", draw, named=len(runs)), "Time of each layer", caption)
 
 
 def _resident(result: Profile) -> Plot | None:
@@ -118,8 +122,8 @@ def _resident(result: Profile) -> Plot | None:
     unit_bytes, unit = _unit(max(one.resident_bytes for one in runs))
     values = [one.resident_bytes / unit_bytes for one in runs]
     shown = [format_size(one.resident_bytes) for one in runs]
-    caption = f"Memory that each method's caches held when the text ended, in {unit}. Shorter is better."
-    return Plot(_bars("resident", runs, values, shown, f"resident ({unit})"), caption)
+    caption = f"What each method's caches held when the text ended, in {unit}. Shorter is better."
+    return Plot(_bars("resident", runs, values, shown, f"resident ({unit})"), "Memory in the end", caption)
 
 
 def _speed(result: Profile) -> Plot | None:
@@ -129,7 +133,7 @@ def _speed(result: Profile) -> Plot | None:
     values = [one.ms_per_token or 0.0 for one in runs]
     shown = [f"{figures.short(value)} ms" for value in values]
     caption = "Time of one decoded token in milliseconds, not profiled. Shorter is better."
-    return Plot(_bars("speed", runs, values, shown, "decode (ms a token)"), caption)
+    return Plot(_bars("speed", runs, values, shown, "decode (ms a token)"), "Speed", caption)
 
 
 def _bars(name: str, runs: Sequence[Run], values: Sequence[float], shown: Sequence[str], label: str) -> str:
@@ -146,16 +150,17 @@ def _bars(name: str, runs: Sequence[Run], values: Sequence[float], shown: Sequen
     return _figure(name, draw, height=max(1.6, 1.0 + _BAR * len(runs)))
 
 
-def _figure(name: str, draw: Callable[[Any], None], *, height: float = _HEIGHT, legend: bool = False) -> str:
+def _figure(name: str, draw: Callable[[Any], None], *, height: float = _HEIGHT, named: int = 0) -> str:
+    """One pair of axes; with `named` lines, their legend below in two columns."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     text = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, height + _LEGEND_ROW * max(0, named - 4) / 2), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        if legend:
+        if named:
             figure.legend(loc="outside lower center", ncols=2, fontsize=8.5)
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _inline(text.getvalue(), name)

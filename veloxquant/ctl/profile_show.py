@@ -88,7 +88,7 @@ def agreement(result: Profile, one: Run) -> str:
     same, first = result.found.same_text(one), result.found.agreeing_tokens(one)
     if same is None:
         return figures.UNKNOWN
-    return "same as fp16" if same else f"as fp16 for {first:,} of {one.generated_tokens:,} tokens"
+    return "same as fp16" if same else f"differs at token {(first or 0) + 1:,}"
 
 
 def notes(result: Profile) -> list[str]:

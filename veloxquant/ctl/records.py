@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.ctl import figures
 from veloxquant.ctl.arguments import count, size
+from veloxquant.ctl.records_filters import FILTERS, filter_arguments, filters
 from veloxquant.ctl.terminal import columns
 from veloxquant.errors import InvalidParams
 from veloxquant.units import format_duration
@@ -25,27 +26,26 @@ if TYPE_CHECKING:
 SCHEMA = "veloxquant.records/1"
 _HEAD = ("ID", "METHOD", "MODEL", "CONTEXT", "DECODE", "CACHE", "CHIP", "MLX", "AGE")
 ACTIONS = {
-    "list": ("", ("method", "model", "skipped", "limit", "offset")),
+    "list": ("", (*FILTERS, "skipped", "limit", "offset")),
     "show": ("the ID of a record", ()),
-    "verify": ("", ()),
-    "export": ("a FILE, or - for the terminal", ("method", "model", "csv")),
-    "import": ("a FILE of JSON lines, or - for standard input", ("dry_run",)),
+    "verify": ("[a DIR, in place of the configured one]", ()),
+    "export": ("[a FILE, in place of the terminal]", (*FILTERS, "csv")),
+    "import": ("a FILE of JSON lines or CSV, or - for standard input", ("dry_run",)),
     "merge": ("the DIR of another benchmark directory", ("dry_run",)),
     "prune": ("", ("dry_run", "max_records", "max_bytes")),
     "pin": ("the ID of a record", ()),
     "unpin": ("the ID of a record", ()),
     "schema": ("", ()),
 }
-"""Action -> (what it takes, nothing when empty; the flags that mean something to it)."""
+"""Action -> (what it takes, nothing when empty, in brackets when it may be left out; the flags it knows)."""
 _FLAGS = sorted({flag for _, flags in ACTIONS.values() for flag in flags})
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do, with what, and the filters of a page."""
+    """What to do, with what, and the filters."""
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", metavar="|".join(ACTIONS))
-    parser.add_argument("target", nargs="?", metavar="ID|FILE|DIR", help="what the action works on")
-    parser.add_argument("--method", metavar="LABEL", help="of this variant or method only: affine4-g64 (list, export)")
-    parser.add_argument("--model", metavar="ID", help="of this model only (list, export)")
+    parser.add_argument("target", nargs="?", metavar="ID|FILE|DIR", help=_targets())
+    filter_arguments(parser)
     parser.add_argument("--skipped", action="store_true", help="also what is not used, with the reason (list)")
     parser.add_argument("--limit", metavar="N", type=count("--limit"), help="records on a page (100)")
     parser.add_argument("--offset", metavar="N", type=count("--offset"), help="records to leave out first (0)")
@@ -55,13 +55,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--max-records", metavar="N", type=count("--max-records"), help="in place of the setting (prune)"
     )
     parser.add_argument("--max-bytes", metavar="SIZE", type=size("--max-bytes"), help="in place of the setting (prune)")
-    parser.add_argument("--records", metavar="DIR", help="work on DIR in this process, ask no daemon")
+    parser.add_argument(
+        "--records", metavar="DIR", help="work on DIR in this process, ask no daemon; import and merge may create it"
+    )
+
+
+def _targets() -> str:
+    return "; ".join(f"{action}: {takes.strip('[]')}" for action, (takes, _) in ACTIONS.items() if takes)
 
 
 def run(session: Session) -> int:
     """Check that the words go together, and do it."""
     action = session.options.action
     _check(session.options)
+    session.may_create_records = action in ("import", "merge")
     if action == "list":
         return _list(session)
     if action in ("export", "import", "merge"):
@@ -75,7 +82,7 @@ def run(session: Session) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     takes, flags = ACTIONS[options.action]
-    if (options.target is not None) != bool(takes):
+    if (options.target is not None and not takes) or (options.target is None and takes and takes[0] != "["):
         wanted = f"takes {takes}" if takes else f"takes no {options.target!r}"
         raise InvalidParams(f"records {options.action} {wanted}", hint="veloxquantctl records --help", field="target")
     for flag in _FLAGS:
@@ -89,14 +96,11 @@ def _check(options: argparse.Namespace) -> None:
 def _list(session: Session) -> int:
     """Ask and show."""
     options = session.options
-    filters = {
-        "method": options.method,
-        "model_id": options.model,
-        "skipped": options.skipped or None,
-        "limit": options.limit,
-        "offset": options.offset,
-    }
-    page = session.client.records(**{name: value for name, value in filters.items() if value is not None})
+    asked = {"skipped": options.skipped or None, "limit": options.limit, "offset": options.offset}
+    page = session.client.records(
+        **filters(options, now=dt.datetime.now(tz=dt.UTC)),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
     session.say_where()
     if session.terminal.json:
         session.terminal.value(SCHEMA, page)

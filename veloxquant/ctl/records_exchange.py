@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import os
 import sys
@@ -9,26 +10,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from veloxquant.benchmarks.exchange import BadLine, read_lines, write_csv, write_lines
+from veloxquant.benchmarks.csv_exchange import write_csv
+from veloxquant.benchmarks.exchange import BadLine, read_records, write_lines
 from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.index import RECORDS
+from veloxquant.benchmarks.selection import Selection
 from veloxquant.benchmarks.storage import placed, write_atomically
+from veloxquant.ctl.records_filters import filters
 from veloxquant.ctl.records_progress import Progress
-from veloxquant.ctl.records_upkeep import open_store
+from veloxquant.ctl.records_upkeep import open_store, victim_rows, victim_value
+from veloxquant.ctl.terminal import columns
 from veloxquant.errors import InvalidParams
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator
 
-    from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
+    from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
+    from veloxquant.benchmarks.merge_plan import Merged
     from veloxquant.benchmarks.merging import Outcome
     from veloxquant.ctl.session import Session
 
 EXPORT = "veloxquant.records-export/1"
 IMPORT = "veloxquant.records-import/1"
 MERGE = "veloxquant.records-merge/1"
-_OUTCOMES: tuple[Outcome, ...] = ("added", "replaced", "kept beside", "older", "same")
+_OUTCOMES: tuple[Outcome, ...] = ("added", "replaced", "kept beside", "older", "same", "no room")
+_MOST_SHOWN = 20
 
 
 def run(session: Session) -> int:
@@ -40,15 +46,17 @@ def run(session: Session) -> int:
 def _export(session: Session) -> int:
     options, terminal = session.options, session.terminal
     store = open_store(session)
-    records = [one for _, one in sorted(store.records.items()) if _wanted(one, options.method, options.model)]
-    if options.target == "-" and terminal.json:
+    selection = _selection(session)
+    records = [one for _, one in sorted(store.records.items()) if selection.takes(one)]
+    to_terminal = options.target in (None, "-")
+    if to_terminal and terminal.json:
         terminal.value(EXPORT, {"count": len(records), "records": [one.to_dict() for one in records]})
         return 0
     text = io.StringIO()
     with Progress(terminal, "exporting", len(records)) as progress:
         counted = _counting(records, progress)
         (write_csv if options.csv else write_lines)(counted, text)
-    if options.target == "-":
+    if to_terminal:
         if text.getvalue():
             terminal.say(text.getvalue().removesuffix("\n"))
         return 0
@@ -68,9 +76,13 @@ def _export(session: Session) -> int:
     return 0
 
 
-def _wanted(record: BenchmarkRecord, method: str | None, model: str | None) -> bool:
+def _selection(session: Session) -> Selection:
     """As `records list` filters."""
-    return method in (None, record.method) and model in (None, record.model_id)
+    from veloxquant.wire.params import RecordsParams
+
+    asked = filters(session.options, now=dt.datetime.now(tz=dt.UTC))
+    since = RecordsParams(since=asked.pop("since", None))
+    return Selection(**asked, since_s=since.since_s())
 
 
 def _counting(records: list[BenchmarkRecord], progress: Progress) -> Iterator[BenchmarkRecord]:
@@ -82,26 +94,36 @@ def _counting(records: list[BenchmarkRecord], progress: Progress) -> Iterator[Be
 def _import(session: Session) -> int:
     options, terminal = session.options, session.terminal
     store = open_store(session)
-    bad: list[BadLine] = []
-    with _source(options.target) as (stream, size), Progress(terminal, "importing", size) as progress:
-
-        def good() -> Iterator[BenchmarkRecord]:
-            for seen, found in read_lines(stream):
-                progress.at(seen)
-                if isinstance(found, BadLine):
-                    bad.append(found)
-                else:
-                    yield found
-
-        counts = store.merge(good(), dry_run=options.dry_run)
+    good, bad = _read_file(session)
+    merged = _take_in(session, store, good, "importing")
     if terminal.json:
         lines = [{"line": one.line, "reason": one.reason} for one in bad]
-        terminal.value(IMPORT, {"dry_run": options.dry_run, **_counted(counts), "bad_lines": lines})
+        terminal.value(IMPORT, {"dry_run": options.dry_run, **_counted(merged), "bad_lines": lines})
     else:
         for one in bad:
             terminal.say(f"{terminal.paint('yellow', 'refused')}  line {one.line}: {one.reason}")
-        _tell(session, counts, f", {len(bad):,} lines refused" if bad else "")
+        _tell(session, merged, f", {len(bad):,} lines refused" if bad else "")
     return 1 if bad else 0
+
+
+def _read_file(session: Session) -> tuple[list[BenchmarkRecord], list[BadLine]]:
+    """The records of a file, and the lines that are none."""
+    name = session.options.target
+    good: list[BenchmarkRecord] = []
+    bad: list[BadLine] = []
+    with _source(name) as (stream, size), Progress(session.terminal, "reading", size) as progress:
+        for seen, found in read_records(stream, named_csv=name.lower().endswith(".csv")):
+            progress.at(seen)
+            if isinstance(found, BadLine):
+                bad.append(found)
+            else:
+                good.append(found)
+    return good, bad
+
+
+def _take_in(session: Session, store: BenchmarkDatabase, records: list[BenchmarkRecord], title: str) -> Merged:
+    with Progress(session.terminal, title) as progress:
+        return store.merge(records, dry_run=session.options.dry_run, on_step=progress.of)
 
 
 @contextmanager
@@ -115,7 +137,7 @@ def _source(name: str) -> Iterator[tuple[BinaryIO, int]]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidParams(
-            f"{name} cannot be read: {reason}", hint="name a file of JSON lines", field="target"
+            f"{name} cannot be read: {reason}", hint="name a file of JSON lines or CSV", field="target"
         ) from None
     with stream:
         yield stream, os.fstat(stream.fileno()).st_size
@@ -131,22 +153,15 @@ def _merge(session: Session) -> int:
     if source.resolve() == store.storage_dir.resolve():
         raise InvalidParams(f"{options.target} is the directory itself", hint="name another one", field="target")
     records, skipped = _read(session, source)
-    told: list[tuple[str, Outcome]] = []
-    with Progress(terminal, "merging", len(records)) as progress:
-
-        def on_placed(record: BenchmarkRecord, outcome: Outcome) -> None:
-            progress.at(len(told))
-            told.append((record.id, outcome))
-
-        counts = store.merge(records, dry_run=options.dry_run, on_placed=on_placed)
+    merged = _take_in(session, store, records, "merging")
     if terminal.json:
-        changes = [{"id": key, "outcome": outcome} for key, outcome in told if outcome != "same"]
-        value = {"dry_run": options.dry_run, **_counted(counts), "changes": changes, "set_aside": skipped}
+        changes = [{"id": key, "outcome": outcome} for key, outcome in merged.outcomes if outcome != "same"]
+        value = {"dry_run": options.dry_run, **_counted(merged), "changes": changes, "set_aside": skipped}
         terminal.value(MERGE, value)
         return 0
     for file, reason in skipped.items():
         terminal.note(f"{file} in {source} is not used: {reason}")
-    _tell(session, counts, "")
+    _tell(session, merged, "")
     return 0
 
 
@@ -158,10 +173,22 @@ def _read(session: Session, source: Path) -> tuple[list[BenchmarkRecord], dict[s
     return [one for _, one in sorted(folder.records.items())], folder.skipped()
 
 
-def _counted(counts: Counter[Outcome]) -> dict[str, int]:
-    return {name.replace(" ", "_"): counts[name] for name in _OUTCOMES}
+def _counted(merged: Merged) -> dict[str, object]:
+    counts = {name.replace(" ", "_"): merged.counts[name] for name in _OUTCOMES}
+    return {**counts, "evicted": [victim_value(one) for one in merged.evicted]}
 
 
-def _tell(session: Session, counts: Counter[Outcome], more: str) -> None:
-    said = ", ".join(f"{counts[name]:,} {name}" for name in _OUTCOMES)
-    session.terminal.say(f"{'would be: ' if session.options.dry_run else ''}{said}{more}")
+def _tell(session: Session, merged: Merged, more: str) -> None:
+    """What went to make room, then how many of each outcome; what is rare only where it is."""
+    terminal = session.terminal
+    gone = merged.evicted
+    for line in columns(victim_rows(gone[:_MOST_SHOWN])) if gone else ():
+        terminal.say(f"{terminal.paint('yellow', 'evicted')}  {line}")
+    if len(gone) > _MOST_SHOWN:
+        terminal.say(f"evicted  and {len(gone) - _MOST_SHOWN:,} more")
+    counts = merged.counts
+    said = [f"{counts[name]:,} {name}" for name in _OUTCOMES if name != "no room" or counts[name]]
+    said += [f"{len(gone):,} evicted to make room"] if gone else []
+    terminal.say(f"{'would be: ' if session.options.dry_run else ''}{', '.join(said)}{more}")
+    if counts["no room"]:
+        terminal.note("what had no room would be the next to go: raise records.max_records or records.max_bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veloxquant import local
@@ -61,8 +62,13 @@ def _text(value: object) -> str:
 
 def _verify(session: Session) -> int:
     terminal = session.terminal
+    named = session.options.target
+    if named is not None and session.options.records is not None:
+        raise InvalidParams("verify takes one directory", hint="leave --records out", field="target")
+    if named is not None and not Path(named).is_dir():
+        raise InvalidParams(f"{named} is no folder", hint="give the benchmark directory", field="target")
     with Progress(terminal, "reading") as progress:
-        found = verify(local.records_directory(session.config), progress.of)
+        found = verify(Path(named) if named is not None else local.records_directory(session.config), progress.of)
     if terminal.json:
         terminal.value(VERIFY, found)
         return 0 if found.sound else 1
@@ -94,10 +100,15 @@ def _prune(session: Session) -> int:
     freed = sum(victim.size_bytes for victim in gone)
     terminal = session.terminal
     if terminal.json:
-        value = {"dry_run": options.dry_run, "evicted": [_victim(one) for one in gone], "bytes": freed, "left": left}
+        value = {
+            "dry_run": options.dry_run,
+            "evicted": [victim_value(one) for one in gone],
+            "bytes": freed,
+            "left": left,
+        }
         terminal.value(PRUNE, {**value, "max_records": limits.max_records, "max_bytes": limits.max_bytes})
         return 0
-    for line in columns(_victim_rows(gone)) if gone else ():
+    for line in columns(victim_rows(gone)) if gone else ():
         terminal.say(line)
     would = "would go" if options.dry_run else "are gone"
     bounds = f"at most {limits.max_records:,} and {format_size(limits.max_bytes)} are kept"
@@ -107,11 +118,13 @@ def _prune(session: Session) -> int:
     return 0
 
 
-def _victim_rows(gone: Sequence[Victim]) -> list[tuple[str, ...]]:
+def victim_rows(gone: Sequence[Victim]) -> list[tuple[str, ...]]:
+    """What went and why, for people."""
     return [(one.record.id, one.record.method, one.record.model_id, one.record.created_at, _why(one)) for one in gone]
 
 
-def _victim(victim: Victim) -> dict[str, object]:
+def victim_value(victim: Victim) -> dict[str, object]:
+    """What went, as JSON."""
     by = victim.superseded_by
     return {
         "id": victim.record.id,

@@ -24,6 +24,8 @@ class Session:
     def __init__(self, options: argparse.Namespace, terminal: Terminal) -> None:
         self.options = options
         self.terminal = terminal
+        self.may_create_records = False
+        """Whether --records may name a folder that is not there yet."""
         self._at_end: list[Callable[[], None]] = []
 
     @functools.cached_property
@@ -35,9 +37,10 @@ class Session:
         return load(flags=flags)
 
     def _records(self) -> str | None:
-        """The benchmark directory a flag names. One that is not there is a slip, not an empty one."""
+        """The benchmark directory a flag names. One that is not there is a slip where nothing is put into it."""
         named: str | None = getattr(self.options, "records", None)
-        if named is not None and not os.path.isdir(named):  # noqa: PTH112 -- pathlib is not needed here
+        lacking = named is not None and not os.path.isdir(named)  # noqa: PTH112 -- pathlib is not needed here
+        if lacking and not self.may_create_records:
             raise InvalidParams(
                 f"--records names {named!r}, which is no folder", hint="give the benchmark directory", field="--records"
             )
