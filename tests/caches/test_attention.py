@@ -1,0 +1,224 @@
+"""Attention over packed caches equals MLX's own over the same numbers, however blocks and tiles fall."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import base
+
+from veloxquant.caches import attention
+from veloxquant.caches.attention import Packed, attend, install, uninstall
+from veloxquant.caches.float_codec import FloatCodec
+from veloxquant.caches.turboquant import TurboQuantMSE
+from veloxquant.errors import EngineUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH = 32
+SCALE = WIDTH**-0.5
+
+
+@pytest.fixture(autouse=True)
+def hooked() -> Iterator[None]:
+    """Each test starts with the hook in place and leaves it there, as a process with packed caches has it."""
+    install()
+    yield
+    install()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a few queries and blocks of a few tokens, so that small arrays have many of both."""
+    monkeypatch.setattr(attention, "TILE_ROWS", 64)
+    monkeypatch.setattr(attention, "BLOCK_NUMBERS", 2**11)
+
+
+def packed(x: Any) -> Packed:
+    """Keys or values as they are."""
+    return Packed(FloatCodec(x.shape[-1]), [x], (), x.shape[2])
+
+
+def arrays(heads: int, groups: int, queries: int, tokens: int, value_width: int = WIDTH) -> tuple[Any, Any, Any]:
+    """Random queries, keys and values of two sequences."""
+    mx.random.seed(queries * 1000 + tokens)
+    return (
+        mx.random.normal((2, heads, queries, WIDTH)),
+        mx.random.normal((2, groups, tokens, WIDTH)),
+        mx.random.normal((2, groups, tokens, value_width)),
+    )
+
+
+def furthest(a: Any, b: Any) -> float:
+    """The greatest difference."""
+    return float(mx.abs(a - b).max())
+
+
+SHAPES = [
+    (4, 2, 1, 1),
+    (4, 2, 1, 333),
+    (8, 1, 3, 100),
+    (6, 3, 40, 40),
+    (4, 4, 65, 200),
+    (8, 2, 513, 700),
+]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("heads", "groups", "queries", "tokens"), SHAPES)
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_equals_the_fused_kernel(heads: int, groups: int, queries: int, tokens: int, mask: str | None) -> None:
+    """Grouped heads, one query or many, with and without a causal mask: mx.fast's result to 1e-5."""
+    q, k, v = arrays(heads, groups, queries, tokens)
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask=mask)
+    assert furthest(attend(q, packed(k), packed(v), SCALE, mask), expected) < 1e-5
+
+
+MASK_SHAPES = [(30, 90), (1, 90), (8, 30, 90), (2, 1, 30, 90), (2, 8, 30, 90), (2, 1, 1, 90), (1, 8, 30, 1)]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("shape", MASK_SHAPES)
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_array_masks_are_cut_to_each_block(shape: tuple[int, ...], kind: str) -> None:
+    """Every shape that broadcasts to (batch, heads, queries, tokens), bool or added."""
+    q, k, v = arrays(8, 2, 30, 90)
+    mask = mx.random.normal(shape) if kind == "added" else mx.random.uniform(shape=shape) > 0.4
+    if kind == "bool":
+        mask = mask | (mx.arange(shape[-1]) == 0)  # no row without a token that it sees
+    full = mx.broadcast_to(mask, (2, 8, 30, 90))
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask=full)
+    assert furthest(attend(q, packed(k), packed(v), SCALE, mask), expected) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_values_may_have_another_width_than_keys() -> None:
+    """Keys of 32 with values of 48: softmax(q k) v written out."""
+    q, k, v = arrays(4, 4, 5, 130, value_width=48)
+    expected = mx.softmax(SCALE * q @ k.swapaxes(-1, -2), axis=-1) @ v
+    assert furthest(attend(q, packed(k), packed(v), SCALE), expected) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_that_are_wholly_hidden_change_nothing() -> None:
+    """The first 64 of 130 tokens hidden, by False and by -inf: attention over the others alone."""
+    q, k, v = arrays(4, 2, 3, 130)
+    expected = mx.fast.scaled_dot_product_attention(q, k[:, :, 64:], v[:, :, 64:], scale=SCALE)
+    seen = mx.broadcast_to(mx.arange(130) >= 64, (3, 130))
+    assert furthest(attend(q, packed(k), packed(v), SCALE, seen), expected) < 1e-5
+    assert furthest(attend(q, packed(k), packed(v), SCALE, mx.where(seen, 0.0, -mx.inf)), expected) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    """Scores of some thousands, the greatest in the last block: its value, as softmax gives."""
+    q = mx.full((1, 1, 1, WIDTH), 100.0)
+    k = mx.linspace(-10, 10, 200)[None, None, :, None] * mx.ones((1, 1, 1, WIDTH))
+    v = mx.arange(200)[None, None, :, None] * mx.ones((1, 1, 1, WIDTH))
+    assert furthest(attend(q, packed(k), packed(v), 1.0), mx.full((1, 1, 1, WIDTH), 199.0)) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_the_result_has_the_format_of_the_queries(dtype: mx.Dtype) -> None:
+    """As a model's next layer expects, and the caller's queries are left as they were."""
+    q, k, v = (x.astype(dtype) for x in arrays(4, 2, 3, 20))
+    before = mx.array(q)
+    out = attend(q, packed(k), packed(v), SCALE)
+    assert out.dtype == dtype
+    assert mx.array_equal(q, before)
+    expected = mx.fast.scaled_dot_product_attention(*(x.astype(mx.float32) for x in (q, k, v)), scale=SCALE)
+    assert furthest(out.astype(mx.float32), expected) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(29, 90), (30, 89), (4, 30, 90), (2, 3, 30, 90)])
+def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    """What does not broadcast raises ValueError, as MLX's own does."""
+    q, k, v = arrays(8, 2, 30, 90)
+    with pytest.raises(ValueError, match="a mask of shape"):
+        attend(q, packed(k), packed(v), SCALE, mx.zeros(shape))
+
+
+def test_other_words_and_heads_that_do_not_divide_are_refused() -> None:
+    """An unknown kind of mask, and 4 query heads over 3."""
+    q, k, v = arrays(4, 3, 2, 5)
+    with pytest.raises(ValueError, match="4 query heads over 3 KV heads"):
+        attend(q, packed(k), packed(v), SCALE)
+    q, k, v = arrays(4, 2, 2, 5)
+    with pytest.raises(ValueError, match="'banded' is not known"):
+        attend(q, packed(k), packed(v), SCALE, "banded")
+
+
+def test_no_score_matrix_is_ever_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 queries of 8 heads over 4,096 tokens make 32 MiB of scores; the peak stays below 20 blocks of 2 MiB."""
+    mx.random.seed(1)
+    codec = TurboQuantMSE(64, 4)
+    q = mx.random.normal((1, 8, 256, 64))
+    stored = codec.encode(mx.random.normal((1, 2, 4096, 64)), ())
+    keys = Packed(codec, stored, (), 4096)
+    mx.eval(q, keys.stored)
+    monkeypatch.setattr(attention, "BLOCK_NUMBERS", 2**19)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(keys.attend(q, keys, 0.125, "causal"))
+    assert mx.get_peak_memory() - held < 20 * 4 * 2**19
+
+
+def test_the_engine_calls_the_handle_and_its_own_function_for_all_else() -> None:
+    """mlx-lm's dispatcher over packed keys and over its own quantized triples."""
+    q, k, v = arrays(4, 2, 3, 64)
+    cache = type("Cache", (), {"bits": 8, "group_size": 32})
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask="causal")
+    served = base.scaled_dot_product_attention(q, packed(k), packed(v), cache=cache, scale=SCALE, mask="causal")
+    assert furthest(served, expected) < 1e-5
+    triples = [mx.quantize(x, group_size=32, bits=8) for x in (k, v)]
+    own = base.scaled_dot_product_attention(mx.array(q), *triples, cache=cache, scale=SCALE, mask="causal")
+    assert furthest(own, expected) < 0.05
+
+
+def test_installing_twice_is_installing_once() -> None:
+    """And uninstalling puts the very function back that was there."""
+    assert uninstall()
+    own = base.quantized_scaled_dot_product_attention
+    assert not uninstall()
+    install()
+    served = base.quantized_scaled_dot_product_attention
+    install()
+    assert base.quantized_scaled_dot_product_attention is served
+    assert uninstall()
+    assert base.quantized_scaled_dot_product_attention is own
+
+
+def test_an_engine_that_calls_otherwise_is_refused_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher that no longer looks the function up fails the self-test."""
+    uninstall()
+    own = base.quantized_scaled_dot_product_attention
+    with monkeypatch.context() as other:
+        other.setattr(base, "scaled_dot_product_attention", lambda *_, **__: None)
+        with pytest.raises(EngineUnavailable, match="the handle saw None"):
+            install()
+    assert base.quantized_scaled_dot_product_attention is own
+
+
+def test_an_engine_without_the_function_or_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm before 0.32 cannot save what a packed cache's state holds."""
+    uninstall()
+    with monkeypatch.context() as old:
+        old.setattr("mlx_lm.__version__", "0.31.9")
+        with pytest.raises(EngineUnavailable, match=r"older than 0\.32"):
+            install()
+    with monkeypatch.context() as lacking:
+        lacking.delattr(base, attention.NAME)
+        with pytest.raises(EngineUnavailable, match="has no such function"):
+            install()
+
+
+def test_a_model_that_reads_packed_keys_itself_is_told_so() -> None:
+    """AttributeError naming what was read, which a trace turns into the reason of a refusal."""
+    keys = packed(mx.zeros((1, 2, 5, WIDTH)))
+    with pytest.raises(AttributeError, match="packed K and V have no 'shape'"):
+        _ = keys.shape
+    with pytest.raises(TypeError):
+        mx.swapaxes(keys, -1, -2)
+    assert not hasattr(keys, "dtype")
