@@ -172,7 +172,7 @@ class Client:
         return self._typed("methods", {} if name is None else {"name": name}, answers.MethodList, timeout_s)
 
     def records(self, *, timeout_s: float | None = None, **filters: Any) -> answers.RecordPage:
-        """A page of the benchmark directory: filters are limit, offset, method, model_id and skipped."""
+        """A page of the benchmark directory: filters are the fields of `wire.params.RecordsParams`."""
         return self._typed("records", filters, answers.RecordPage, timeout_s)
 
     def hardware(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from veloxquant.benchmarks.selection import Selection
 from veloxquant.errors import MethodNotFound
 from veloxquant.hardware.overrides import with_overrides
 from veloxquant.wire.answers import MethodList, MethodRow, RecordPage, SkippedRecord
@@ -48,11 +49,18 @@ def records(
     generation: int,
 ) -> RecordPage:
     """The page of `held` records that the filters ask for, newest first; `skipped` maps files to reasons."""
-    wanted = [
-        record
-        for record in held
-        if params.method in (None, record.method) and params.model_id in (None, record.model_id)
-    ]
+    selection = Selection(
+        method=params.method,
+        model_id=params.model_id,
+        architecture=params.architecture,
+        chip=params.chip,
+        mlx_version=params.mlx_version,
+        source=params.source,
+        tag=params.tag,
+        pinned=params.pinned,
+        since_s=params.since_s(),
+    )
+    wanted = [record for record in held if selection.takes(record)]
     wanted.sort(key=lambda record: (record.created_at, record.id), reverse=True)
     left_out = sorted(skipped.items())[: params.limit] if params.skipped else []
     return RecordPage(

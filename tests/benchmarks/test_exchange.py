@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
-from veloxquant.benchmarks.exchange import COLUMNS, BadLine, read_lines, write_csv, write_lines
+from veloxquant.benchmarks.csv_exchange import COLUMNS, write_csv
+from veloxquant.benchmarks.exchange import BadLine, read_lines, read_records, write_lines
 from veloxquant.profiles import WorkloadProfile
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -92,3 +93,110 @@ def test_text_is_no_formula_in_a_spreadsheet(text: str) -> None:
     (row,) = csv.DictReader(io.StringIO(stream.getvalue()))
     assert row["source"] == f"'{text}"
     assert float(row["perplexity_delta"]) == -math.tau
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 2**53) | st.floats(-1e9, 1e9) | TEXT, st.lists, max_leaves=3
+)
+MARKS = st.lists(st.sampled_from("'=+-@\t\r\n ,;\"x\0"), max_size=5).map("".join)
+HARD = st.builds(
+    lambda record, further, workload: BenchmarkRecord.from_dict(
+        record.to_dict() | further | {"workload": record.to_dict()["workload"] | workload}
+    ),
+    st.builds(
+        BenchmarkRecord,
+        id=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True),
+        method=MARKS.map(lambda text: text.replace("\0", "") + "m"),
+        model_id=st.just("org/é"),
+        architecture=TEXT | MARKS,
+        context_length=st.integers(1, 2**27),
+        memory_bytes=st.integers(0, 2**63 - 1),
+        memory_reduction=st.none() | st.floats(1e-9, 4.0) | st.integers(1, 4),
+        throughput_tok_s=st.floats(0, 1e308) | st.integers(0, 10**300),
+        latency_ms_per_token=st.just(-0.0) | st.floats(0, 1e-300),
+        perplexity_delta=st.none() | st.floats(-1e308, 1e308) | st.integers(-9, 9),
+        chip=st.sampled_from(("", "unknown", "Apple M4")),
+        created_at=TEXT | MARKS,
+        source=TEXT | MARKS,
+        tags=st.lists(TEXT | MARKS, max_size=3),
+        workload=st.builds(
+            WorkloadProfile,
+            max_kl=st.none() | st.just(0.1),
+            max_latency_ms=st.none() | st.floats(0.1, 10),
+            batch_size=st.integers(1, 9),
+            objective=st.sampled_from(("memory", "balanced")),
+        ),
+    ),
+    st.dictionaries(st.sampled_from(("later", "workload.x", "")), JSON),
+    st.dictionaries(st.sampled_from(("later", "x")), JSON),
+)
+
+
+@given(st.lists(HARD, max_size=3))
+def test_a_spreadsheets_file_comes_back_exactly(records: list[BenchmarkRecord]) -> None:
+    """Numbers in their very spelling, texts that look like formulas, tags with blanks, keys we do not know."""
+    text = io.StringIO()
+    write_csv(records, text)
+    found = [one for _, one in read_records(io.BytesIO(text.getvalue().encode()))]
+    assert [repr(one.to_dict()) for one in found if isinstance(one, BenchmarkRecord)] == [
+        repr(one.to_dict()) for one in records
+    ]
+    assert len(found) == len(records)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("a,fp16,m,4096.5,", "column context_length: '4096.5' is no whole number"),
+        ("a,fp16,m,0,", "column context_length: context_length is 0"),
+        ('a,fp16,m,1,"33,1"', "column throughput_tok_s: '33,1' is no number"),
+        ("a,fp16,m,1,nan", "column throughput_tok_s: 'nan' is no number"),
+        ("a,fp16,m,1,1e400", "column throughput_tok_s: throughput_tok_s is inf"),
+        ("a,fp16,m", "it has 3 cells, and the header has 5"),
+        ("a,fp16,m,1,2,3", "it has 6 cells, and the header has 5"),
+        (",fp16,m,1,2", "column id: id is None"),
+        ("a,fp16,\udcff,1,2", "column model_id: "),
+    ],
+)
+def test_a_bad_cell_is_named_and_other_rows_are_read(row: str, said: str) -> None:
+    """By line and column; rows before and after it serve."""
+    lines = ["id,method,model_id,context_length,throughput_tok_s", 'z,fp16,"two\nlines",1,', row, ",,,,", "b,fp16,m,,7"]
+    stream = io.BytesIO("\r\n".join(lines).encode("utf-8", "surrogateescape"))
+    first, bad, last = [one for _, one in read_records(stream)]
+    assert isinstance(bad, BadLine)
+    assert (bad.line, bad.reason[: len(said)]) == (4, said)
+    assert isinstance(first, BenchmarkRecord)
+    assert isinstance(last, BenchmarkRecord)
+    assert (first.model_id, last.context_length, last.throughput_tok_s) == ("two\nlines", 4096, 7)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("id,method,model_id,thoughput_tok_s", "column 'thoughput_tok_s' is not known; did you mean throughput_tok_s?"),
+        ("id,method,model_id,zzz", "column 'zzz' is not known; what has no column of its own goes into `other`"),
+        ("id,method,model_id,chip,chip", "column 'chip' is there twice"),
+        ("id,model_id", "the header has no column method"),
+        ("", "the header has no column id"),
+    ],
+)
+def test_a_header_that_is_not_understood_is_told_and_nothing_is_read(header: str, said: str) -> None:
+    """A misspelt column would lose a measurement in silence."""
+    ((_, bad),) = read_records(io.BytesIO(f"{header}\na,fp16,m,1,2\n".encode()), named_csv=True)
+    assert isinstance(bad, BadLine)
+    assert (bad.line, bad.reason[: len(said)]) == (1, said)
+
+
+def test_what_a_spreadsheet_makes_of_it_is_read() -> None:
+    """A mark of the encoding, semicolons, quoted and blank columns, other endings of lines; text lost its ' or not."""
+    text = '\ufeff"id";"method";"model_id";"source";;\r\na;fp16;m;-x;;\r\nb;fp16;m;\'-x;;\r\n'
+    found = [one for _, one in read_records(io.BytesIO(text.encode()))]
+    assert [(one.id, one.source) for one in found if isinstance(one, BenchmarkRecord)] == [("a", "-x"), ("b", "-x")]
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_break_the_reading_of_csv(data: bytes) -> None:
+    """Any rows are read to their end."""
+    stream = io.BytesIO(b"id,method,model_id\n" + data)
+    assert all(isinstance(one, BadLine | BenchmarkRecord) for _, one in read_records(stream))
+    assert stream.tell() == len(data) + 19

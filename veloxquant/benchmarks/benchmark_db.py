@@ -17,6 +17,7 @@ from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
 from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.matching import THRESHOLD
+from veloxquant.benchmarks.merge_run import take_in
 from veloxquant.benchmarks.merging import renamed, version_id
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordSet, query
@@ -27,11 +28,10 @@ from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from veloxquant.benchmarks.merging import Outcome
+    from veloxquant.benchmarks.merge_plan import Merged, OnStep
 
 __all__ = [
     "BenchmarkDatabase",
@@ -210,21 +210,18 @@ class BenchmarkDatabase:
         return record
 
     def merge(
-        self,
-        records: Iterable[BenchmarkRecord],
-        *,
-        dry_run: bool = False,
-        on_placed: Callable[[BenchmarkRecord, Outcome], None] | None = None,
-    ) -> Counter[Outcome]:
-        """Take in records from elsewhere, as `merging` says; how many were added, replaced one here, and so on.
+        self, records: Iterable[BenchmarkRecord], *, dry_run: bool = False, on_step: OnStep | None = None
+    ) -> Merged:
+        """Take in records from elsewhere, as `merging` says; what became of each, and what was evicted for them.
 
-        On the disk when the call returns. `on_placed` is told of each. A dry run writes nothing. Raises RecordInvalid,
-        StoreUnavailable; what was told by then is kept.
+        Merging the same records again changes nothing, also at the limits. On the disk when the call returns; a dry run
+        writes nothing and tells the same. `on_step` is told how far it has come, of how many. Raises RecordInvalid with
+        nothing written, StoreUnavailable with what was written by then in place.
         """
-        counts = self._store.take_in(records, dry_run=dry_run, on_placed=on_placed or _ignore)
+        merged = take_in(self._store, records, dry_run=dry_run, on_step=on_step)
         if not dry_run:
             self._store.index.mark()
-        return counts
+        return merged
 
     def pin(self, record_id: str, *, pinned: bool = True) -> bool:
         """Pin a record, so that it is never evicted, or unpin it; evicts nothing. False when there is none."""
@@ -334,7 +331,3 @@ def _keep_pin(earlier: BenchmarkRecord | None, record: BenchmarkRecord) -> None:
     """Only `pin` takes a pin off."""
     if earlier is not None and PINNED in earlier.tags and PINNED not in record.tags:
         record.tags = [*record.tags, PINNED]
-
-
-def _ignore(record: BenchmarkRecord, outcome: Outcome) -> None:
-    """Nobody wants to be told."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import time
-from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,23 +13,15 @@ from veloxquant.benchmarks.eviction import EvictionOrder, Limits, Victim
 from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.index_writer import CHEAP_S, COST_MULTIPLE, IndexWriter
 from veloxquant.benchmarks.lock import StoreLock
-from veloxquant.benchmarks.merging import Holdings, place
 from veloxquant.benchmarks.record_groups import RecordGroups
 from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching, write_atomically
-from veloxquant.benchmarks.validation import check_types
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from veloxquant.benchmarks.merging import Outcome, Placing
     from veloxquant.benchmarks.records import BenchmarkRecord
-
-    OnPlaced = Callable[[BenchmarkRecord, Outcome], None]
-
-_BATCH = 200
-"""Records that are taken in under one hold of the lock, and made to survive a crash together."""
 
 
 _TRIES = 2
@@ -202,7 +192,7 @@ class Directory:
         """Write one record and keep the bounds. Raises RecordInvalid, StoreUnavailable.
 
         A new record makes the directory keep its limits. One that replaces another makes room for no more than the
-        bytes that it has more, and with `evicts` False for none: what others overfilled is not its affair.
+        bytes that it has more: what others overfilled is not its affair. With `evicts` False none goes at all.
         """
         is_new = self.folder.find(record.id) is None
         bytes_before = self.folder.total_bytes
@@ -213,9 +203,11 @@ class Directory:
             self.folder.put(record, flush=flush)
         finally:
             self.settle()
+        if not evicts:
+            return
         if is_new:
             self._make_room_for(record)
-        elif evicts:
+        else:
             self.make_room(record, self.limits.after_replacing(bytes_before))
 
     def _make_room_for(self, newcomer: BenchmarkRecord) -> None:
@@ -276,55 +268,6 @@ class Directory:
             records, size = records - 1, size - victim.size_bytes
             found.append(victim)
         return found
-
-    def take_in(self, records: Iterable[BenchmarkRecord], *, dry_run: bool, on_placed: OnPlaced) -> Counter[Outcome]:
-        """Place records from elsewhere among ours, a batch at a time so that other writers get their turn."""
-        counts: Counter[Outcome] = Counter()
-        holdings = Holdings(self.folder.records)
-        ahead: dict[str, BenchmarkRecord | None] = {}
-        """What a dry run would have written or deleted."""
-        waiting = iter(records)
-        while batch := list(itertools.islice(waiting, _BATCH)):
-            with self.lock.threads() if dry_run else self.lock.held():
-                self._take_in_batch(batch, holdings, ahead if dry_run else None, counts, on_placed)
-        return counts
-
-    def _take_in_batch(
-        self,
-        batch: list[BenchmarkRecord],
-        holdings: Holdings,
-        ahead: dict[str, BenchmarkRecord | None] | None,
-        counts: Counter[Outcome],
-        on_placed: OnPlaced,
-    ) -> None:
-        try:
-            for record in batch:
-                outcome = self._take_in(record, holdings, ahead)
-                counts[outcome] += 1
-                on_placed(record, outcome)
-        finally:
-            if ahead is None and self.folder.path.exists():
-                self.folder.flush()
-
-    def _take_in(
-        self, record: BenchmarkRecord, holdings: Holdings, ahead: dict[str, BenchmarkRecord | None] | None
-    ) -> Outcome:
-        check_types(record)
-        known = ahead or {}
-        placing = place(record, lambda key: known[key] if key in known else self.folder.find(key), holdings.holds)
-        holdings.note(placing.puts)
-        self.settle()
-        self._carry_out(placing, ahead)
-        return placing.outcome
-
-    def _carry_out(self, placing: Placing, ahead: dict[str, BenchmarkRecord | None] | None) -> None:
-        if ahead is not None:
-            ahead |= {record.id: record for record in placing.puts} | dict.fromkeys(placing.deletes)
-            return
-        for record in placing.puts:
-            self.put(record, flush=False)
-        for record_id in placing.deletes:
-            self.delete(record_id, flush=False)
 
     def _next_victim(self, newcomer: BenchmarkRecord | None, limits: Limits | None) -> Victim | None:
         """Evict one record, if it is still what it was when it was last seen. None when there is none to evict."""

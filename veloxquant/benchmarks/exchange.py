@@ -1,14 +1,12 @@
-"""Records on their way in and out of a directory: JSON lines for programs, CSV for a spreadsheet."""
+"""Records on their way in and out of a directory: JSON lines for programs, or the CSV of a spreadsheet."""
 
 from __future__ import annotations
 
-import csv
 import json
-from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from veloxquant.benchmarks.csv_exchange import is_header, read_csv
 from veloxquant.benchmarks.folder import decode
-from veloxquant.benchmarks.records import BenchmarkRecord
 from veloxquant.benchmarks.storage import MAX_RECORD_BYTES
 from veloxquant.errors import RecordInvalid
 
@@ -16,11 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import BinaryIO, TextIO
 
-_FIELDS = tuple(f.name for f in fields(BenchmarkRecord) if f.name not in ("workload", "tags"))
-_WORKLOAD = tuple(BenchmarkRecord("", "", "").to_dict()["workload"])
-COLUMNS = (*_FIELDS, *(f"workload.{name}" for name in _WORKLOAD), "tags", "other")
-"""Columns of the CSV form; `other` holds what has no column of its own, as JSON."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+    from veloxquant.benchmarks.records import BenchmarkRecord
+
+
+class Lines(Protocol):
+    """What is read line by line."""
+
+    def readline(self, limit: int, /) -> bytes:
+        """The next line, or its first `limit` bytes; nothing at the end."""
 
 
 class BadLine(NamedTuple):
@@ -30,7 +31,32 @@ class BadLine(NamedTuple):
     reason: str
 
 
-def read_lines(stream: BinaryIO) -> Iterator[tuple[int, BenchmarkRecord | BadLine]]:
+def read_records(stream: BinaryIO, *, named_csv: bool = False) -> Iterator[tuple[int, BenchmarkRecord | BadLine]]:
+    """As `read_lines`, or as CSV where the first line is a header of it or the file's name says so."""
+    first = _First(stream)
+    if not (named_csv or is_header(first.line)):
+        yield from read_lines(first)
+        return
+    for seen, line, found in read_csv(first):
+        yield seen, BadLine(line, found) if isinstance(found, str) else found
+
+
+class _First:
+    """A stream whose first line was looked at and is still to be read; it need not be one that can be rewound."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.line = self._left = stream.readline(MAX_RECORD_BYTES + 1)
+
+    def readline(self, limit: int, /) -> bytes:
+        """The next line, or its first `limit` bytes."""
+        if not self._left:
+            return self._stream.readline(limit)
+        line, self._left = self._left[:limit], self._left[limit:]
+        return line
+
+
+def read_lines(stream: Lines) -> Iterator[tuple[int, BenchmarkRecord | BadLine]]:
     """Each line as the bytes read so far and what it holds; empty lines are left out. Lines are counted from 1."""
     number, seen = 0, 0
     while line := stream.readline(MAX_RECORD_BYTES + 1):
@@ -49,27 +75,8 @@ def write_lines(records: Iterable[BenchmarkRecord], stream: TextIO) -> None:
     stream.writelines(json.dumps(one.to_dict(), ensure_ascii=False, allow_nan=False) + "\n" for one in records)
 
 
-def write_csv(records: Iterable[BenchmarkRecord], stream: TextIO) -> None:
-    """A header and a row a record. Text that a spreadsheet would run as a formula gets a ' in front."""
-    rows = csv.writer(stream, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for record in records:
-        rows.writerow(_row(record))
-
-
 def _record(number: int, line: bytes) -> BenchmarkRecord | BadLine:
     try:
         return decode(line)
     except RecordInvalid as error:
         return BadLine(number, error.message)
-
-
-def _row(record: BenchmarkRecord) -> list[object]:
-    data = record.to_dict()
-    cells = [data.pop(name) for name in _FIELDS]
-    workload = data.pop("workload")
-    cells += [workload.pop(name) for name in _WORKLOAD]
-    cells.append(" ".join(data.pop("tags")))
-    other = data | ({"workload": workload} if workload else {})
-    cells.append(json.dumps(other, ensure_ascii=False) if other else "")
-    return [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in cells]

@@ -3,6 +3,7 @@
 One measurement (method, model, context, batch, chip) keeps its newest record under its id, and the newest of every
 other MLX version beside it as `<id>-mlx<version>`. Of one version the later record stays; two of the same moment that
 differ both stay. Records that share an id and nothing else both stay. Merging in another order, or again, ends alike.
+Where a directory is at its limits, `merge_plan` decides what there is room for.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     Find = Callable[[str], BenchmarkRecord | None]
     Holds = Callable[[BenchmarkRecord], bool]
 
-Outcome = Literal["added", "replaced", "kept beside", "older", "same"]
-"""What became of a record: new here; newer than ours; under an id of its own; older than ours; already here."""
+Outcome = Literal["added", "replaced", "kept beside", "older", "same", "no room"]
+"""What became of a record: new here; newer than ours; under an id of its own; older than ours; already here; next to be
+evicted, and so not taken in."""
 
 _MAX_ID_STEM = 80
 _MAX_VERSION = 40
@@ -64,7 +66,7 @@ class Holdings:
             self.note(self._records.values())
         return any(
             one.mlx_version == record.mlx_version
-            and (recorded_at(one) > recorded_at(record) or _content(one) == _content(record))
+            and (recorded_at(one) > recorded_at(record) or content(one) == content(record))
             for one in self._groups.get(measured(record), ())
         )
 
@@ -79,7 +81,7 @@ def place(incoming: BenchmarkRecord, find: Find, holds: Holds) -> Placing:
     front_id = _front_id(incoming)
     side_id = version_id(front_id, incoming.mlx_version)
     front, side, there = find(front_id), find(side_id), find(incoming.id)
-    if any(one is not None and _content(one) == _content(incoming) for one in (front, side, there)):
+    if any(one is not None and content(one) == content(incoming) for one in (front, side, there)):
         return Placing("same")
     is_taken = front is not None and measured(front) != measured(incoming)
     if is_taken or (side is not None and not _rivals(side, incoming)):
@@ -130,7 +132,7 @@ def _beside_front(front: BenchmarkRecord, find: Find) -> Placing:
 
 def _beside_twin(incoming: BenchmarkRecord, twin: BenchmarkRecord, find: Find) -> Placing:
     """Two records of one moment that differ: the greater content keeps the place, whichever came first."""
-    if _content(incoming) < _content(twin):
+    if content(incoming) < content(twin):
         return _under_digest(incoming, _front_id(incoming), find)
     moved = _under_digest(twin, _front_id(twin), find)
     return Placing("kept beside", (*moved.puts, renamed(incoming, twin.id)))
@@ -150,13 +152,13 @@ def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find, holds: Holds) 
 
 
 def _under_digest(record: BenchmarkRecord, front_id: str, find: Find) -> Placing:
-    digest = hashlib.sha1(_content(record).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+    digest = hashlib.sha1(content(record).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
     for size in _DIGEST_SIZES:
         record_id = f"{front_id[:_MAX_ID_STEM]}-{digest[:size]}"
         there = find(record_id)
         if there is None:
             return Placing("kept beside", (renamed(record, record_id),))
-        if _content(there) == _content(record):
+        if content(there) == content(record):
             break
     return Placing("same")
 
@@ -174,10 +176,10 @@ def _rivals(one: BenchmarkRecord, other: BenchmarkRecord) -> bool:
 
 def _order(record: BenchmarkRecord) -> tuple[float, tuple[int, ...], str]:
     """Which of several versions stands in front: the latest, of one moment that of the newest MLX."""
-    return recorded_at(record), newness(record)[0], _content(record)
+    return recorded_at(record), newness(record)[0], content(record)
 
 
-def _content(record: BenchmarkRecord) -> str:
+def content(record: BenchmarkRecord) -> str:
     """All but the id, and the pin, which is each directory's own affair; in one spelling."""
     tags = [tag for tag in record.tags if tag != PINNED]
     return json.dumps(record.to_dict() | {"id": "", "tags": tags}, sort_keys=True)

@@ -7,12 +7,13 @@ left out when encoding, so that a newer client can speak to an older daemon as l
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from veloxquant.errors import MAX_WHOLE, InvalidParams
+from veloxquant.errors import MAX_WHOLE, InvalidParams, quoted
 from veloxquant.profiles import WorkloadProfile
 
 if TYPE_CHECKING:
@@ -203,8 +204,34 @@ class RecordsParams(Params, frozen=True, kw_only=True):
     offset: Annotated[int, Meta(ge=0, le=MAX_WHOLE)] = 0
     method: Word | None = None
     model_id: Word | None = None
+    architecture: Word | None = None
+    chip: Word | None = None
+    mlx_version: Word | None = None
+    source: Word | None = None
+    tag: Word | None = None
+    pinned: bool = False
+    since: Word | None = None
+    """A date or a time in ISO 8601, in UTC where it does not say: measured then or later."""
     skipped: bool = False
     """Also list what is in the directory and not used, with the reason."""
+
+    def __post_init__(self) -> None:
+        """Refuse a `since` that is no time."""
+        self.since_s()
+
+    def since_s(self) -> float | None:
+        """`since` in seconds since 1970."""
+        if self.since is None:
+            return None
+        try:
+            at = datetime.fromisoformat(self.since)
+            return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            raise InvalidParams(
+                f"since is {quoted(self.since)}, which is no time",
+                hint="write 2026-11-30 or 2026-11-30T08:00:00Z",
+                field="since",
+            ) from None
 
 
 class HardwareParams(Params, frozen=True, kw_only=True):
