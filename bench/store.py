@@ -1,4 +1,4 @@
-"""The benchmark store beside the public tool's: add, open and match in one run, with ratios and our targets.
+"""The benchmark store beside the public tool's: open, match, add and close in one run, with ratios and our targets.
 
     python bench/store.py [--sizes 100,2000] [--peer /path/to/python] [--peer-limit 2000]
 
@@ -21,15 +21,15 @@ from pathlib import Path
 
 SIZES = "100,2000,20000,100000"
 ADDS = 20
-"""Adds timed at each size; the mean is shown, with the writing of the index that falls among them."""
+"""Adds timed at each size; the mean is shown."""
 MATCHES = 50
 MANY = 100_000
 OPEN_TARGET_S, MATCH_TARGET_S, ADD_TARGET_RATIO = 3.0, 0.001, 100.0
-"""At 100,000 records, and against the peer at 2,000."""
+"""At 100,000 records, for each kind of match, and against the peer at 2,000."""
 
 # Runs in either program: {package} is its package, {profiles} where its model and workload profiles are made.
 WORK = """
-import json, os, sys, time
+import json, os, statistics, sys, threading, time
 from {package}.benchmarks.benchmark_db import BenchmarkDatabase
 {profiles}
 directory, adds, matches, count = sys.argv[1], *map(int, sys.argv[2:5])
@@ -40,6 +40,14 @@ def timed(name, work, times=1):
         work(n)
     answer[name + "_s"] = (time.perf_counter() - wall) / times
     answer[name + "_cpu_s"] = (time.process_time() - cpu) / times
+
+def each(name, work, times):
+    spent = []
+    for n in range(times):
+        began = time.perf_counter()
+        work(n)
+        spent.append(time.perf_counter() - began)
+    answer[name + "_s"], answer[name + "_max_s"] = statistics.median(spent), max(spent)
 
 def resident():
     if os.path.exists("/proc/self/statm"):
@@ -52,12 +60,15 @@ answer, made, before = {{}}, [], resident()
 timed("open", lambda n: made.append(BenchmarkDatabase(directory{limits})))
 db = made[0]
 answer["count"] = len(db.records)
-db.find_best_match(model, workload, ["method-3"])
+timed("first", lambda n: db.find_best_match(model, workload, ["method-3"]))
 answer["bytes"] = (resident() - before) / max(answer["count"], 1)
 timed("match", lambda n: db.find_best_match(model, workload, ["method-3"]), matches)
+each("all", lambda n: db.find_best_match(model, workload), matches)
+{beside}
 add = lambda n: db.add("bench", "org/new-1B", context_length=1 + n, chip="M4", memory_bytes=1 << 20)
 timed("add", add, adds)
 {full}
+timed("close", lambda n: {close})
 print(json.dumps(answer))
 os._exit(0)
 """
@@ -70,11 +81,35 @@ OURS = {
         "workload = WorkloadProfile(context_length=8192)"
     ),
     "limits": ", limits=Limits(max_records=count + adds)",
+    # Another thread looks at the directory again, where some thousands of files have to be read again.
+    "beside": (
+        "assert len(db.find_best_match(model, workload)) == min(50, count // 50)\n"
+        "for number, path in zip(range(5000), db.records_dir.iterdir()):\n"
+        "    os.utime(path)\n"
+        "looking = threading.Thread(target=db.load)\n"
+        "looking.start()\n"
+        "spent = []\n"
+        "while looking.is_alive():\n"
+        "    began = time.perf_counter()\n"
+        "    db.find_best_match(model, workload, ['method-3'])\n"
+        "    spent.append(time.perf_counter() - began)\n"
+        "    time.sleep(0.001)\n"
+        "answer['beside_s'], answer['beside_max_s'] = statistics.median(spent), max(spent)"
+    ),
+    # Single adds until the index was written among them, and then adds to a store that is full.
     "full": (
+        "before, spent = os.stat(db.index_path).st_ino, []\n"
+        "while len(spent) < 500 or os.stat(db.index_path).st_ino == before:\n"
+        "    began = time.perf_counter()\n"
+        "    add(len(spent) % adds)\n"
+        "    spent.append(time.perf_counter() - began)\n"
+        "    time.sleep(0.002)\n"
+        "answer['single_max_s'], answer['singles'] = max(spent), len(spent)\n"
         "timed('first_full', lambda n: add(adds))\n"
         "timed('full', lambda n: add(adds + 1 + n), adds)\n"
         "assert len(db.records) == count + adds"
     ),
+    "close": "db.close()",
 }
 # Its profiles are stood in for by objects with the fields it documents.
 PEERS = {
@@ -86,30 +121,32 @@ PEERS = {
         "    num_concurrent_requests=1, objective='balanced', max_latency_ms=None)"
     ),
     "limits": "",
+    "beside": "",
     "full": "",
+    "close": "None",
 }
-_COLUMNS = ("add", "full", "open", "match")
+_COLUMNS = ("add", "full", "open", "first", "match")
 
 
 def fill(directory: Path, count: int) -> None:
-    """Write a directory of records in the public layout: 50 models, 20 methods, as many contexts as it takes."""
+    """Write a directory of records in the public layout: 50 models, 50 methods, as many contexts as it takes."""
     records = directory / "records"
     records.mkdir(parents=True)
     index = {}
     for n in range(count):
         record = {
             "id": f"{n:016x}",
-            "method": f"method-{n // 50 % 20}",
+            "method": f"method-{n // 50 % 50}",
             "model_id": f"org/model-{n % 50}-8B",
             "architecture": "llama",
-            "context_length": 8192 + 256 * (n // 1000),
+            "context_length": 8192 + 256 * (n // 2500),
             "memory_bytes": 300_000_000,
             "memory_reduction": 0.28,
             "throughput_tok_s": 33.1,
             "chip": "M4",
             "mlx_version": "0.32.4",
             "workload": {
-                "context_length": 8192 + 256 * (n // 1000),
+                "context_length": 8192 + 256 * (n // 2500),
                 "generation_length": 512,
                 "batch_size": 1,
                 "num_concurrent_requests": 1,
@@ -150,9 +187,21 @@ def show(name: str, count: int, figures: dict[str, float]) -> None:
     print(f"{count:>8}  {name:<10}{'  '.join(cells)}  {figures['bytes']:>8.0f}", flush=True)
 
 
+def further(count: int, ours: dict[str, float]) -> None:
+    """What only our store is asked: single adds, a match beside a load, every method at once, close."""
+    ms = {key: value * 1e3 for key, value in ours.items()}
+    print(
+        f"{'':>8}  all {min(50, count // 50)} methods: median {ms['all_s']:.3f} ms, most {ms['all_max_s']:.3f}; "
+        f"match while another thread loads: median {ms['beside_s']:.3f} ms, most {ms['beside_max_s']:.3f}\n"
+        f"{'':>8}  the slowest of {ours['singles']:.0f} adds, with the index: {ms['single_max_s']:.1f} ms; "
+        f"the first add when full: {ms['first_full_s']:.1f} ms; close: {ms['close_s']:.1f} ms",
+        flush=True,
+    )
+
+
 def ratio_line(count: int, ours: dict[str, float], theirs: dict[str, float]) -> None:
     """How many times longer the peer takes, by wall time."""
-    cells = [f"{theirs[f'{key}_s'] / ours[f'{key}_s']:>16.1f}x " if key != "full" else f"{'':18}" for key in _COLUMNS]
+    cells = [f"{theirs[f'{key}_s'] / ours[f'{key}_s']:>17.1f}x" if key != "full" else f"{'':18}" for key in _COLUMNS]
     print(f"{count:>8}  {'ratio':<10}{'  '.join(cells)}", flush=True)
 
 
@@ -160,10 +209,13 @@ def verdicts(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, floa
     """Each target with its figure; whether all are met."""
     found = []
     if MANY in ours:
-        opened, matched = ours[MANY]["open_s"], ours[MANY]["match_s"]
+        opened = ours[MANY]["open_s"]
         found.append((opened <= OPEN_TARGET_S, f"open {MANY:,} records: {opened:.2f} s (at most {OPEN_TARGET_S:g})"))
-        limit = f"(at most {MATCH_TARGET_S * 1e3:g})"
-        found.append((matched <= MATCH_TARGET_S, f"match among {MANY:,}: {matched * 1e3:.3f} ms {limit}"))
+        kinds = {"first": "first match", "match": "match", "all": "match of 50 methods (median)"}
+        for key, kind in kinds.items():
+            spent = ours[MANY][f"{key}_s"]
+            text = f"{kind} among {MANY:,}: {spent * 1e3:.3f} ms (at most {MATCH_TARGET_S * 1e3:g})"
+            found.append((spent <= MATCH_TARGET_S, text))
     if 2000 in theirs:
         times = theirs[2000]["add_s"] / ours[2000]["add_s"]
         found.append((times >= ADD_TARGET_RATIO, f"add at 2,000: {times:.0f}x faster (at least {ADD_TARGET_RATIO:g})"))
@@ -189,6 +241,7 @@ def main() -> int:
     for count in map(int, options.sizes.split(",")):
         ours[count] = measure(sys.executable, OURS, count, ADDS)
         show("veloxquant", count, ours[count])
+        further(count, ours[count])
         if not options.peer or count > options.peer_limit:
             continue
         theirs[count] = measure(options.peer, PEERS, count, 5 if count <= MANY // 50 else 1)

@@ -14,7 +14,7 @@ from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.index_writer import CHEAP_S, COST_MULTIPLE, IndexWriter
 from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.record_groups import RecordGroups
-from veloxquant.benchmarks.storage import Signature, list_folder, make_folder, reaching, write_atomically
+from veloxquant.benchmarks.storage import Signature, drop, list_folder, make_folder, reaching, signature, write_aside
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from veloxquant.benchmarks.records import BenchmarkRecord
 
-
 _TRIES = 2
 """Times that an index is made before others are kept from writing theirs."""
 _MOMENT_S = 0.005
 _OTHERS_TURN_S = 0.0002
 """A lock that is taken again at once is seldom given to those who wait for it."""
+_MANY_OBJECTS = 100_000
 _FEW, _MANY = 64, 1000
 """Records that are placed in the order of eviction beside an add, and at one go of a thread that may take longer."""
 
@@ -43,10 +43,18 @@ def no_collections() -> Iterator[None]:
     finally:
         if pauses:
             gc.enable()
+            if gc.get_count()[0] > _MANY_OBJECTS:
+                gc.collect()  # once and here, or the next thousand objects of anybody would start it
+
+
+def _after_others(piece: bytes) -> bytes:
+    """The same, when other threads have had a chance to run."""
+    time.sleep(_OTHERS_TURN_S)
+    return piece
 
 
 class _Overtaken(Exception):
-    """Another process wrote the index while ours was made. Never leaves this file."""
+    """Another process wrote the index, or took ours for litter, while it was made. Never leaves this file."""
 
 
 class Directory:
@@ -100,7 +108,7 @@ class Directory:
             if self._grows:
                 self.make_room()
                 self._grows = False
-            version, listing = self.folder.version, index.listing(self.folder)
+        version, listing = self._listing()
         if stamp is not None and self._agreed == (stamp, version):
             return None
         is_ours = stamp is not None and stamp == self._kept[0]
@@ -108,14 +116,26 @@ class Directory:
         index.check_readable(found)
         if found.later is not None:
             return found.later
-        text = index.render(listing, found)
-        with self.lock.held(), reaching(self.index_path, "write"):
-            if index.stamp(self.index_path) != stamp:
-                raise _Overtaken
-            written = write_atomically(self.index_path, text, durable=False)
+        text = b"".join(map(_after_others, index.render(listing, found)))
+        written = self._put_index(text, stamp)
         self._kept = written, found._replace(records=None)
         self._agreed = self._compared = written, version
         return None
+
+    def _put_index(self, text: bytes, stamp: Signature | None) -> Signature:
+        """Put a new index in the place of the one of this stamp. Written aside without the lock, as it may be long."""
+        with reaching(self.index_path, "write"):
+            aside = write_aside(self.index_path, text, durable=False)
+            try:
+                with self.lock.held():
+                    if index.stamp(self.index_path) != stamp:
+                        raise _Overtaken
+                    aside.replace(self.index_path)
+                    return signature(self.index_path.lstat())
+            except FileNotFoundError as error:
+                raise _Overtaken from error  # swept by another process, which could not know whose it was
+            finally:
+                drop(aside)
 
     def refresh(self) -> list[str]:
         """Look at the folder again, keeping other threads out for moments only; returns temporary files lying in it."""
@@ -153,17 +173,27 @@ class Directory:
         """Whether the index is ours to write and says something else; False as well where that was already found."""
         stamp = index.stamp(self.index_path)
         with self.lock.threads():
-            seen = stamp, self.folder.version
-            if seen == self._compared:
+            if (stamp, self.folder.version) == self._compared:
                 return False
-            self._compared = seen
-            listing = index.listing(self.folder)
+        version, listing = self._listing()
+        seen = self._compared = stamp, version
         found = index.read(self.index_path)
         self.index.problem = found.problem
         is_stale = found.differs(listing)
         if found.problem is None and not is_stale:
             self._agreed = seen
         return is_stale
+
+    def _listing(self) -> tuple[int, list[index.Listed]]:
+        """What the index is to say, and the version of the folder from which on changes may be missing in it."""
+        with self.lock.threads():
+            version, ids = self.folder.version, list(self.folder.records)
+        listed: list[index.Listed] = []
+        for start in range(0, len(ids), _MANY):
+            with self.lock.threads():
+                listed += index.listing(self.folder, ids[start : start + _MANY])
+            time.sleep(_OTHERS_TURN_S)
+        return version, listed
 
     def settle(self) -> None:
         """Hand what changed to the groups that matching uses and to the order of eviction; the lock is held.

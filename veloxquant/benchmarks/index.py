@@ -20,7 +20,7 @@ from veloxquant.benchmarks.storage import Signature, signature
 from veloxquant.errors import StoreUnavailable, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
     from veloxquant.benchmarks.folder import RecordFolder
@@ -29,6 +29,9 @@ VERSION = 1
 RECORDS = "records"
 
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_SHELF = 2
+"""Ids that begin with the same letters are sorted together: fingerprints make 256 small heaps of one large one."""
 
 Listed = tuple[str, str, str, str]
 """Id, method, model id and file name of one record."""
@@ -71,10 +74,10 @@ class Index(NamedTuple):
         return any(one[0] not in listed or said(listed[one[0]]) != entry(one) for one in listing)
 
 
-def listing(folder: RecordFolder) -> list[Listed]:
-    """What is to be said, copied so that it can be written while the folder changes."""
-    name_of = folder.file_name
-    return [(key, record.method, record.model_id, name_of(key)) for key, record in folder.records.items()]
+def listing(folder: RecordFolder, ids: Iterable[str]) -> list[Listed]:
+    """What is to be said of those that are there, copied so that it can be written while the folder changes."""
+    records, name_of = folder.records, folder.file_name
+    return [(key, records[key].method, records[key].model_id, name_of(key)) for key in ids if key in records]
 
 
 def entry(listed: Listed) -> dict[str, str]:
@@ -116,27 +119,38 @@ def read(path: Path) -> Index:
         return Index()
 
 
-def render(listed: Iterable[Listed], before: Index) -> bytes:
+def render(listed: Iterable[Listed], before: Index) -> Iterator[bytes]:
     """The index in order of ids, so that two can be compared line by line; further keys of `before` are kept.
 
-    By lines, as the encoders would keep every other thread waiting while they make 20 MB.
+    Piece by piece, as an encoder would keep every other thread waiting while it makes 20 MB.
     """
     words: dict[str, str] = {}
-    lines: list[str] = []
-    for key, method, model_id, name in sorted(listed):
-        for word in (method, model_id):
-            if word not in words:
-                words[word] = json.dumps(word, ensure_ascii=False)
-        lines.append(
-            f'    "{key}": {{\n      "method": {words[method]},\n      "model_id": {words[model_id]},\n'
-            f'      "path": "{RECORDS}/{name}"\n    }}'
-        )
-    records = "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
+    shelves: dict[str, list[Listed]] = {}
+    for one in listed:
+        shelves.setdefault(one[0][:_SHELF], []).append(one)
+    yield f'{{\n  "version": {VERSION},\n  "{RECORDS}": {{'.encode()
+    between = "\n"
+    for shelf in sorted(shelves):
+        lines = [_lines(one, words) for one in sorted(shelves[shelf])]
+        yield (between + ",\n".join(lines)).encode()
+        between = ",\n"
+    yield b"\n  }" if shelves else b"}"
     kept = {key: value for key, value in (before.content or {}).items() if key != "version"}
-    further = "".join(
-        ",\n" + json.dumps({key: value}, indent=2, ensure_ascii=False)[2:-2] for key, value in kept.items()
+    for key, value in kept.items():
+        yield (",\n" + json.dumps({key: value}, indent=2, ensure_ascii=False)[2:-2]).encode()
+    yield b"\n}\n"
+
+
+def _lines(listed: Listed, words: dict[str, str]) -> str:
+    """One entry; `words` keeps method and model ids in their JSON form. Ids and file names are theirs already."""
+    key, method, model_id, name = listed
+    for word in (method, model_id):
+        if word not in words:
+            words[word] = json.dumps(word, ensure_ascii=False)
+    return (
+        f'    "{key}": {{\n      "method": {words[method]},\n      "model_id": {words[model_id]},\n'
+        f'      "path": "{RECORDS}/{name}"\n    }}'
     )
-    return f'{{\n  "version": {VERSION},\n  "{RECORDS}": {records}{further}\n}}\n'.encode()
 
 
 def check_readable(found: Index) -> None:

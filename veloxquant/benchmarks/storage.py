@@ -94,6 +94,19 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, flush: bo
     Raises OSError, and then the old file is untouched and no temporary file is left. `durable=False` skips the flushes,
     for what can be made again; `flush=False` that of the folder only, for one of many writes.
     """
+    temporary = write_aside(path, data, durable=durable)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        drop(temporary)
+        raise
+    if durable and flush:
+        flush_folder(path.parent)
+    return signature(os.lstat(path))
+
+
+def write_aside(path: Path, data: bytes, *, durable: bool = True) -> Path:
+    """Write `data` to a temporary file beside `path`, for a rename. Raises OSError, and then there is no such file."""
     temporary = path.with_name(f".vq-{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -102,14 +115,16 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, flush: bo
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.replace(path)
     except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
+        drop(temporary)
         raise
-    if durable and flush:
-        flush_folder(path.parent)
-    return signature(os.lstat(path))
+    return temporary
+
+
+def drop(temporary: Path) -> None:
+    """Delete a temporary file, if it is still there and can be deleted."""
+    with suppress(OSError):
+        temporary.unlink()
 
 
 def flush_folder(path: Path) -> None:
@@ -157,22 +172,24 @@ def _look(entry: os.DirEntry[str], is_known: bool, found: dict[str, Signature | 
     elif not is_known:
         found[name] = None
     else:
-        with suppress(FileNotFoundError):
+        try:
             status = entry.stat(follow_symlinks=False)
-            found[name] = why_not(status) or signature(status)
+        except FileNotFoundError:
+            return
+        found[name] = why_not(status) or signature(status)
 
 
 def why_not(status: os.stat_result) -> str | None:
     """Why a directory entry is not read as a record, None when it may be."""
+    if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_RECORD_BYTES:
+        return None
     if stat.S_ISLNK(status.st_mode):
         return "it is a symbolic link"
     if stat.S_ISDIR(status.st_mode):
         return "it is a folder"
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"
-    if status.st_size > MAX_RECORD_BYTES:
-        return f"it has {status.st_size} bytes, more than {MAX_RECORD_BYTES}"
-    return None
+    return f"it has {status.st_size} bytes, more than {MAX_RECORD_BYTES}"
 
 
 def read_small(path: str | Path, folder: int | None = None) -> tuple[bytes, Signature]:

@@ -58,7 +58,7 @@ def verify(directory: Path, on_look: OnLook | None = None) -> Verdict:
 
 
 def _differences(path: Path, folder: RecordFolder) -> Iterator[str]:
-    found, listing = index.read(path), index.listing(folder)
+    found, listing = index.read(path), index.listing(folder, folder.records)
     if found.unreadable is not None:
         yield found.unreadable
     if not found.differs(listing):
