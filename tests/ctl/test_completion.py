@@ -45,6 +45,8 @@ METHODS = answers.MethodList(
         (["plan", "--model", "x", "--we"], ["--weights"]),
         (["config", ""], ["check", "path", "show"]),
         (["completion", "z"], ["zsh"]),
+        (["records", "export", "--s"], ["--since", "--skipped", "--socket", "--source"]),
+        (["records", "list", "--chip", ""], []),
         (["plan", "--context", ""], []),
         (["nonsense", ""], []),
         (["daemon", "--log-"], ["--log-file", "--log-level"]),

@@ -83,6 +83,9 @@ def test_records_are_listed_with_filters_and_pages(start: Callable[..., Daemon],
     assert page["skipped"][0]["reason"]
     assert {row["method"] for row in wire.call("records", {"method": "fp16"})["records"]} == {"fp16"}
     assert wire.call("records", {"model_id": "org/m3"})["total"] == 1
+    assert wire.call("records", {"source": "lab"})["total"] == 0
+    assert wire.call("records", {"since": "2000-01-01", "chip": "unknown", "pinned": True})["total"] == 0
+    assert wire.call("records", {"since": "2000-01-01", "chip": "unknown"})["total"] == 5
     assert wire.call("status")["records"] | {"scan_age_s": 0} == {
         "directory": str(short_folder / "benchmarks"),
         "used": 5,

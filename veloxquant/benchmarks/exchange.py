@@ -32,9 +32,10 @@ class BadLine(NamedTuple):
 
 
 def read_records(stream: BinaryIO, *, named_csv: bool = False) -> Iterator[tuple[int, BenchmarkRecord | BadLine]]:
-    """As `read_lines`, or as CSV where the first line is a header of it or the file's name says so."""
+    """JSON lines, or CSV where the first line is a header of it, or the file's name says so and no JSON begins."""
     first = _First(stream)
-    if not (named_csv or is_header(first.line)):
+    begins_json = first.line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    if begins_json or not (named_csv or is_header(first.line)):
         yield from read_lines(first)
         return
     for seen, line, found in read_csv(first):

@@ -49,7 +49,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skipped", action="store_true", help="also what is not used, with the reason (list)")
     parser.add_argument("--limit", metavar="N", type=count("--limit"), help="records on a page (100)")
     parser.add_argument("--offset", metavar="N", type=count("--offset"), help="records to leave out first (0)")
-    parser.add_argument("--csv", action="store_true", help="for a spreadsheet, in place of JSON lines (export)")
+    parser.add_argument(
+        "--csv", action="store_true", help="for a spreadsheet, as for a FILE.csv, in place of JSON lines (export)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
     parser.add_argument(
         "--max-records", metavar="N", type=count("--max-records"), help="in place of the setting (prune)"

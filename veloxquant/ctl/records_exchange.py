@@ -55,7 +55,7 @@ def _export(session: Session) -> int:
     text = io.StringIO()
     with Progress(terminal, "exporting", len(records)) as progress:
         counted = _counting(records, progress)
-        (write_csv if options.csv else write_lines)(counted, text)
+        (write_csv if options.csv or _is_csv(options.target) else write_lines)(counted, text)
     if to_terminal:
         if text.getvalue():
             terminal.say(text.getvalue().removesuffix("\n"))
@@ -85,6 +85,11 @@ def _selection(session: Session) -> Selection:
     return Selection(**asked, since_s=since.since_s())
 
 
+def _is_csv(target: str | None) -> bool:
+    """Whether the name of a file says that it is for a spreadsheet."""
+    return target is not None and target.lower().endswith(".csv")
+
+
 def _counting(records: list[BenchmarkRecord], progress: Progress) -> Iterator[BenchmarkRecord]:
     for number, record in enumerate(records):
         progress.at(number)
@@ -102,7 +107,7 @@ def _import(session: Session) -> int:
     else:
         for one in bad:
             terminal.say(f"{terminal.paint('yellow', 'refused')}  line {one.line}: {one.reason}")
-        _tell(session, merged, f", {len(bad):,} lines refused" if bad else "")
+        _tell(session, merged, f", {len(bad):,} {'line' if len(bad) == 1 else 'lines'} refused" if bad else "")
     return 1 if bad else 0
 
 
@@ -112,7 +117,7 @@ def _read_file(session: Session) -> tuple[list[BenchmarkRecord], list[BadLine]]:
     good: list[BenchmarkRecord] = []
     bad: list[BadLine] = []
     with _source(name) as (stream, size), Progress(session.terminal, "reading", size) as progress:
-        for seen, found in read_records(stream, named_csv=name.lower().endswith(".csv")):
+        for seen, found in read_records(stream, named_csv=_is_csv(name)):
             progress.at(seen)
             if isinstance(found, BadLine):
                 bad.append(found)
