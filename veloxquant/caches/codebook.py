@@ -1,10 +1,10 @@
 """Lloyd-Max levels of one coordinate of a random unit vector, computed when first asked for.
 
 A coordinate x of a vector drawn evenly from the unit sphere in d dimensions has a density proportional to
-(1 - x^2)^((d - 3) / 2) (arXiv 2504.19874, lemma 1). The levels that lose least in the mean square are those where each
-level is the mean of its cell and cells end midway between levels (Lloyd 1957, Max 1960). With x = sin(a) the density
-in a is cos(a)^(d - 2), smooth for d >= 2; cells are integrated in a by Gauss-Legendre panels, and the equations solved
-by Newton's method on the upper half, since the levels are symmetric.
+(1 - x^2)^((d - 3) / 2) (arXiv 2504.19874). The levels that lose least in the mean square are those where each level is
+the mean of its cell and cells end midway between levels (Lloyd 1957, Max 1960). With x = sin(a) the density in a is
+cos(a)^(d - 2), smooth for d >= 2; cells are integrated in a by Gauss-Legendre panels, and the equations solved by
+Newton's method on the upper half, since the levels are symmetric.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TurboQuant's second algorithm (arXiv 2504.19874): one bit less for levels, one bit to make inner products unbiased.
 
 What the levels leave, r, is stored as the signs of S r, S a Gaussian matrix of m rows, and the length of r. Then
-sqrt(pi / 2) / m x |r| x S^T sign(S r) has r as its mean over S (the paper's lemma 4), so that products with queries
+sqrt(pi / 2) / m x |r| x S^T sign(S r) has r as its mean over S (QJL, arXiv 2406.03482), so that products with queries
 are right on average. S is applied in rotated space, where it is as Gaussian as in any other.
 """
 
