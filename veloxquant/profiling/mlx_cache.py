@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import InvalidParams, quoted
@@ -9,7 +10,7 @@ from veloxquant.profiling.clock import timed
 from veloxquant.profiling.forwarding import Forwarding, put, unwrapped, where_wrapped_has
 from veloxquant.profiling.measures import fp16_bytes, tokens_and_width
 from veloxquant.profiling.report import LayerProfile
-from veloxquant.profiling.tally import Tally, snapshots
+from veloxquant.profiling.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +22,10 @@ _CLAIMS = ("nbytes", "memory_bytes")
 class MLXCacheProfiler(Forwarding):
     """Wraps one entry of a prompt cache; the list of wrappers goes wherever the list of caches went.
 
-    Own names are update_and_fetch, profile, reset, batches, and merge, extend, extract, to_quantized, which keep what
-    they make profiled; each is there only where the cache has it. Everything else, read, set or deleted, reaches the
-    cache. `isinstance` says yes to this class and to the wrapped one, and a saved list loads as the wrapped classes,
-    also in a process without this package. Its figures are not saved.
+    Own names are update_and_fetch, profile, reset, batch_profile, and merge, extend, extract, to_quantized, which keep
+    what they make profiled; each is there only where the cache has it. Everything else, read, set or deleted, reaches
+    the cache. `isinstance` says yes to this class and to the wrapped one. A saved list loads as the wrapped classes,
+    also in a process without this package; its figures are not saved.
 
     A composite cache (CacheList) hands out its parts profiled, each counting for the whole layer. A recurrent state
     (ArraysCache) has no update to time; its bytes are looked at whenever an entry is set.
@@ -74,18 +75,18 @@ class MLXCacheProfiler(Forwarding):
         """Count from zero. The cache and what it stores stay as they are."""
         self._profiled_tally.reset(self._profiled_whole)
 
-    def batches(self) -> list[LayerProfile]:
-        """Profiles of the batch caches that were merged from this one and others, as of their last call."""
-        return snapshots(self._profiled_tally.batches)
+    def batch_profile(self) -> LayerProfile | None:
+        """The profile of the batch cache that this one was extracted from, as it was then; None where there was none.
+
+        mlx-lm gives the extracted caches with each finished sequence: that is where a batch's figures are found.
+        """
+        batch = self._profiled_tally.batch
+        return None if batch is None else dataclasses.replace(batch)
 
     @where_wrapped_has
     def merge(self, caches: Sequence[Any]) -> Any:
-        """The batch cache of several caches, profiled from zero under this layer's label; see batches()."""
-        merged = self._fresh(self._profiled_cache.merge([unwrapped(cache) for cache in caches]))
-        for cache in caches:
-            if issubclass(type(cache), MLXCacheProfiler):
-                cache._profiled_tally.batches.append(merged._profiled_tally)  # noqa: SLF001 -- this class
-        return merged
+        """The batch cache of several caches, profiled from zero under this layer's label."""
+        return self._fresh(self._profiled_cache.merge([unwrapped(cache) for cache in caches]))
 
     @where_wrapped_has
     def extend(self, other: Any) -> None:
@@ -95,8 +96,10 @@ class MLXCacheProfiler(Forwarding):
 
     @where_wrapped_has
     def extract(self, *args: Any, **kwargs: Any) -> Any:
-        """The cache of one row, profiled from zero under this layer's label."""
-        return self._fresh(self._profiled_cache.extract(*args, **kwargs))
+        """The cache of one row, profiled from zero under this layer's label; the batch's figures are at the row."""
+        row = self._fresh(self._profiled_cache.extract(*args, **kwargs))
+        row._profiled_tally.batch = self.profile()  # noqa: SLF001 -- of this class
+        return row
 
     @where_wrapped_has
     def to_quantized(self, *args: Any, **kwargs: Any) -> Any:

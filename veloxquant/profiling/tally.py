@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from veloxquant.profiling.measures import Sight, look
 from veloxquant.profiling.report import LayerProfile
 from veloxquant.profiling.timeline import Timeline, TimelinePoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Tally:
@@ -18,7 +15,7 @@ class Tally:
 
     def __init__(self, cache: Any, profile: LayerProfile, claims: tuple[str, ...]) -> None:
         self.claims = claims
-        self.batches: list[Tally] = []
+        self.batch: LayerProfile | None = None
         self._begin(profile, look(cache, claims))
 
     def _begin(self, profile: LayerProfile, sight: Sight) -> None:
@@ -28,8 +25,8 @@ class Tally:
         self._note(sight)
 
     def reset(self, cache: Any) -> None:
-        """Everything from zero, for the same layer; the batches that came of it are forgotten too."""
-        self.batches = []
+        """Everything from zero, for the same layer."""
+        self.batch = None
         fresh = LayerProfile(self.profile.layer_id, is_fused=self.profile.is_fused)
         self._begin(fresh, look(cache, self.claims))
 
@@ -62,11 +59,6 @@ class Tally:
     def copy(self) -> Tally:
         """The same counts, which from now on go their own way."""
         other = object.__new__(Tally)
-        other.claims, other.timeline, other.batches = self.claims, self.timeline.copy(), []
+        other.claims, other.timeline, other.batch = self.claims, self.timeline.copy(), self.batch
         other.profile = dataclasses.replace(self.profile)
         return other
-
-
-def snapshots(tallies: Iterable[Tally]) -> list[LayerProfile]:
-    """One profile of each."""
-    return [tally.snapshot() for tally in tallies]
