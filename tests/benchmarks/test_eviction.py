@@ -85,6 +85,57 @@ def test_the_order_kept_up_to_date_is_the_order_made_anew(
         order.change(held.pop(expected.id), None)
 
 
+@given(MANY, st.integers(0, 20), st.integers(0, 5))
+def test_an_order_made_by_and_by_is_the_order_made_at_once(
+    records: list[BenchmarkRecord], changed: int, step: int
+) -> None:
+    """Whatever comes, changes and goes in between."""
+    held: dict[str, BenchmarkRecord] = {}
+    order = EvictionOrder(held)
+    for one in records[changed:]:
+        held[one.id] = one
+    order = EvictionOrder(held)
+    for one in records[:changed]:
+        order.advance(step)
+        held[one.id] = one
+        order.change(None, one)
+        gone = next(iter(held))
+        order.change(held.pop(gone), None)
+    left = dict(held)
+    fresh = EvictionOrder(left)
+    while (expected := fresh.pop()) is not None:
+        found = order.pop()
+        assert found is expected
+        assert (order.newest(found) or found).id == (fresh.newest(expected) or expected).id
+        order.change(held.pop(expected.id), None)
+        fresh.change(left.pop(expected.id), None)
+    assert order.pop() is None
+
+
+def test_no_add_makes_the_whole_order(
+    directory: Path, fill: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a directory fills up, each add places a few; a directory that is opened full has it before any add."""
+    placed: list[int] = []
+    completing = EvictionOrder.complete
+
+    def complete(order: EvictionOrder) -> None:
+        before = len(order._placed)
+        completing(order)
+        placed.append(len(order._placed) - before)
+
+    monkeypatch.setattr(EvictionOrder, "complete", complete)
+    monkeypatch.setattr("veloxquant.benchmarks.directory._FEW", 12)
+    filling = BenchmarkDatabase(directory, limits=Limits(max_records=100))
+    fill(filling, 105)
+    assert len(filling.records) == 100
+    assert sum(placed) == 0
+    full = BenchmarkDatabase(directory, limits=Limits(max_records=100))
+    assert sum(placed) == 100
+    fill(full, 3, chip="M1")
+    assert sum(placed) == 100
+
+
 def _is_newest(one: BenchmarkRecord, held: dict[str, BenchmarkRecord]) -> bool:
     return max((other for other in held.values() if measured(other) == measured(one)), key=newness) is one
 

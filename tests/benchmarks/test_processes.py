@@ -10,13 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from veloxquant.benchmarks import folder
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.profiles import ModelProfile, WorkloadProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from pathlib import Path
+
+    import pytest
+
+    from veloxquant.benchmarks.storage import Signature
 
     InIndex = Callable[[Path], set[str]]
 
@@ -119,6 +125,58 @@ def test_threads_that_share_a_database_lose_nothing(db: BenchmarkDatabase, in_in
     db.close()
     assert failures == []
     assert len(db.records) == len(BenchmarkDatabase(db.storage_dir).records) == len(in_index(db.storage_dir)) == 160
+
+
+def test_what_another_thread_adds_during_a_look_stays(
+    db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch, in_index: InIndex
+) -> None:
+    """The folder is listed, and then, before the listing is used, a record comes, one is replaced and one goes."""
+    kept, gone = (db.add("fp16", "m/x", context_length=1 + n).id for n in range(2))
+    listing = folder.list_folder
+    added: list[str] = []
+
+    def meddle(path: Path, known: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
+        found = listing(path, known)
+        if path == db.records_dir and not added:
+            added.append(db.add("fp16", "m/y", context_length=1).id)
+            db.add("fp16", "m/x", context_length=1, throughput_tok_s=7.0)
+            db.remove(gone)
+        return found
+
+    monkeypatch.setattr(folder, "list_folder", meddle)
+    db.load()
+    model, near = ModelProfile(model_id="m/y"), WorkloadProfile(context_length=1)
+    assert {key: one.throughput_tok_s for key, one in db.records.items()} == {kept: 7.0, added[0]: 0.0}
+    assert db.find_best_match(model, near)["fp16"].id == added[0]
+    db.close()
+    assert in_index(db.storage_dir) == {kept, *added}
+
+
+def test_a_look_keeps_others_out_for_moments_only(db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another thread reads 50 files, of which each takes long, this one adds: it waits for one, not for all."""
+    made = [db.add("fp16", "m/x", context_length=1 + n) for n in range(50)]
+    reading = folder.read_small
+    read: list[str] = []
+    begun = threading.Event()
+
+    def slowly(path: str | Path, descriptor: int | None = None) -> tuple[bytes, Signature]:
+        if threading.current_thread() is looking:
+            read.append(str(path))
+            begun.set()
+            time.sleep(0.02)
+        return reading(path, descriptor)
+
+    looking = threading.Thread(target=db.load)
+    monkeypatch.setattr(folder, "read_small", slowly)
+    for one in made:
+        (db.records_dir / f"{one.id}.json").touch()
+    looking.start()
+    assert begun.wait(20)
+    added = db.add("fp16", "m/y", context_length=1)
+    had_read = len(read)
+    looking.join(20)
+    assert had_read < len(read) == 50
+    assert set(db.records) == {added.id, *(one.id for one in made)}
 
 
 def test_removing_during_adds_resurrects_nothing(db: BenchmarkDatabase) -> None:
