@@ -20,6 +20,7 @@ from tiny_model import FLOAT_SLOT, LAYERS, NUMBERS, PACKED_SLOT
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.client import Client
+from veloxquant.ctl import records_progress
 from veloxquant.errors import MethodRefused
 from veloxquant.serve.builder import KVCacheBuilder
 
@@ -200,6 +201,7 @@ REFUSED = [
     (("--html", "/"), "it is a folder", "name a file"),
     (("--html", "/nonesuch/page.html"), "there is no folder /nonesuch", "name a file"),
     (("--html", ""), "no path", "name a file"),
+    (("--html", "/dev/null"), "it is no file", "name a file"),
     (("--html", "x" * 300 + "/p"), "cannot be written", "name a file"),
 ]
 
@@ -274,6 +276,24 @@ def test_an_interrupt_leaves_nothing_behind(profile: Run, tmp_path: Path, monkey
     done = profile("--method", "affine4-g64", *words)
     assert (done.code, done.out) == (130, "")
     assert list(tmp_path.iterdir()) == []
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_sees_a_bar_with_the_method_at_work(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names each method in turn, and is gone at the end."""
+    screen = _Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(records_progress, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(records_progress, "_PAUSE_S", 0.0)
+    assert profile("--method", "affine4-g64").code == 0
+    drawn = screen.getvalue()
+    assert "profiling [" in drawn
+    assert drawn.index("] ") < drawn.index(" fp16") < drawn.index(" affine4-g64")
+    assert drawn.endswith("\r\033[K")
 
 
 def test_what_libraries_print_is_not_in_the_answer(profile: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,15 @@ def test_a_page_replaces_the_old_one_at_once(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    """The page goes where the link points to."""
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "latest.html").symlink_to(tmp_path / "pages" / "one.html")
+    profile_html.write(PAGES["one layer"], profile_html.check(str(tmp_path / "latest.html")))
+    assert (tmp_path / "latest.html").is_symlink()
+    assert (tmp_path / "pages" / "one.html").is_file()
+
+
 def test_without_the_extra_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matplotlib is no part of a plain installation."""
     find = profile_html.importlib.util.find_spec

@@ -29,7 +29,7 @@ def found(tiny: SimpleNamespace) -> Comparison:
 def test_one_record_for_each_run(tiny: SimpleNamespace, found: Comparison, tmp_path: Path) -> None:
     """Bytes, ratio, speed and lengths of the run, under the variant's label; the same after reading the disk anew."""
     described = record.describe(tiny.source, tiny.model)
-    written = record.publish(BenchmarkDatabase(tmp_path), described, found)
+    written = list(record.publish(BenchmarkDatabase(tmp_path), described, found))
     kept = BenchmarkDatabase(tmp_path).records
     assert [kept[one.id] for one in written] == written
     own, packed = written

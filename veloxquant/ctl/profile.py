@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veloxquant.ctl import profile_input
 from veloxquant.ctl.arguments import count
@@ -16,7 +16,7 @@ from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from pathlib import Path
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="methods (with their defaults) or variants such as affine4-g64; none: what the plan chooses",
     )
-    parser.add_argument("--plan", action="store_true", help="also what the plan for this prompt and machine chooses")
+    parser.add_argument("--plan", action="store_true", help="also what the planner chooses (--timeout is its limit)")
     prompt = parser.add_argument_group("prompt (one of --prompt and --prompt-file)")
     prompt.add_argument("--prompt", metavar="TEXT", help="what the model continues, as one message of a chat")
     prompt.add_argument("--prompt-file", metavar="FILE", help="the same from a UTF-8 file, or - for standard input")
@@ -109,12 +109,16 @@ def _finish(  # noqa: PLR0917 -- what was asked, what was found, where it goes
     from veloxquant.measure import record
 
     problems: list[VeloxError] = []
-    records = () if store is None else _attempt(problems, lambda: record.publish(store, described, found)) or ()
-    result = Profile.of(asked, found, described, records=tuple(one.id for one in records))
+    records: list[str] = []
+    if store is not None:
+        with _noting(problems):
+            records.extend(one.id for one in record.publish(store, described, found))
+    result = Profile.of(asked, found, described, records=tuple(records))
     if page is not None:
-        _attempt(problems, lambda: profile_html.write(result, page))
+        with _noting(problems):
+            profile_html.write(result, page)
     if session.terminal.json:
-        session.terminal.value(result.schema, {**result.as_json(), "problems": [one.message for one in problems]})
+        session.terminal.value(result.schema, {**result.as_json(), "problems": [_told(one) for one in problems]})
     else:
         profile_show.show(result, session.terminal, page)
         for problem in problems:
@@ -122,10 +126,14 @@ def _finish(  # noqa: PLR0917 -- what was asked, what was found, where it goes
     return 1 if problems or found.failures else 0
 
 
-def _attempt(problems: list[VeloxError], work: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _noting(problems: list[VeloxError]) -> Iterator[None]:
     """What was measured took long: that it cannot be written somewhere must not keep it from being shown."""
     try:
-        return work()
+        yield
     except VeloxError as error:
         problems.append(error)
-        return None
+
+
+def _told(error: VeloxError) -> dict[str, str]:
+    return {"name": error.name, "message": error.message, "hint": error.hint}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veloxquant import __version__
 from veloxquant.errors import InvalidParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from veloxquant.ctl.profile_result import Profile
     from veloxquant.measure.measurement import Run
 
@@ -32,7 +31,7 @@ def check(named: str) -> Path:
         )
     if not named or "\0" in named:
         raise InvalidParams(f"--html names {named!r}, which is no path", hint="name a file", field=_FIELD)
-    path = placed(named)
+    path = Path(os.path.realpath(placed(named)))  # what a link stands for is written, and the link stays
     try:
         wrong = _wrong(path)
     except OSError as error:  # a name longer than the system takes
@@ -84,6 +83,8 @@ def page(result: Profile) -> str:
 def _wrong(path: Path) -> str | None:
     if path.is_dir():
         return "it is a folder"
+    if path.exists() and not path.is_file():
+        return "it is no file"
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     return None if os.access(path.parent, os.W_OK | os.X_OK) else f"{path.parent} is not yours to write"

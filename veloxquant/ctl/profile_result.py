@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -49,16 +50,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: bytes as whole numbers, times in the unit their name ends in, ratios as fractions of 1."""
-        found: dict[str, Any] = msgspec.to_builtins(self.found)
-        found["runs"] = [self._run(one) for one in self.found.runs]
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        del plain["found"]
-        return {**plain, **found}
+        without = msgspec.structs.replace(self, found=msgspec.structs.replace(self.found, runs=()))
+        plain: dict[str, Any] = msgspec.to_builtins(without)
+        return {**plain, **plain.pop("found"), "runs": [self._run(one) for one in self.found.runs]}
 
     def _run(self, one: Run) -> dict[str, Any]:
-        plain: dict[str, Any] = msgspec.to_builtins(one)
-        for layer in plain["report"]["layers"]:
-            del layer["timeline"]  # thousands of points a layer; the run's own curve is enough
+        # Thousands of points a layer; the run's own curve is enough.
+        layers = [dataclasses.replace(layer, timeline=()) for layer in one.report.layers]
+        report = dataclasses.replace(one.report, layers=layers)
+        plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(one, report=report))
         return {
             **plain,
             "ratio_to_fp16_run": self.found.reduction(one),

@@ -19,7 +19,9 @@ def load_tokenizer(source: ModelSource) -> Any:
     folder = _folder(source)
     utils = _engine()
     try:
-        return utils.load_tokenizer(folder, eos_token_ids=source.config.get("eos_token_id"))
+        # False, not absent: else the tokenizer library asks on the terminal whether to run a model's own code.
+        own = {"trust_remote_code": False}
+        return utils.load_tokenizer(folder, own, eos_token_ids=source.config.get("eos_token_id"))
     except Exception as error:  # the tokenizer libraries raise anything for a broken file
         message = f"the tokenizer in {folder} cannot be read: {type(error).__name__}: {error}"
         raise ModelConfigInvalid(message, hint=_HINT, field="model") from error
@@ -38,7 +40,7 @@ def load_model(source: ModelSource) -> Any:
     except FileNotFoundError as error:
         message = f"{folder} holds a model that cannot be run: {error}"
         raise ModelConfigInvalid(message, hint=_HINT, field="model") from error
-    except Exception as error:  # mlx-lm and the model's own module raise anything
+    except (Exception, SystemExit) as error:  # mlx-lm and its model modules raise anything; one ends the process
         message = f"the model in {folder} cannot be loaded: {type(error).__name__}: {error}"
         raise ModelNotSupported(message, hint=_HINT, field="model") from error
     return model

@@ -13,6 +13,8 @@ from veloxquant.benchmarks.fingerprint import UNKNOWN
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
     from veloxquant.measure.comparison import Comparison
     from veloxquant.measure.conditions import Conditions
@@ -36,9 +38,13 @@ def describe(source: ModelSource, model: Any) -> ModelProfile:
     )
 
 
-def publish(store: BenchmarkDatabase, profile: ModelProfile, found: Comparison) -> list[BenchmarkRecord]:
-    """Write one record for each run; on the disk when the call returns. Raises RecordInvalid, StoreUnavailable."""
-    return [store.add(one.label, profile.model_id, model=profile, **fields(found, one)) for one in found.runs]
+def publish(store: BenchmarkDatabase, profile: ModelProfile, found: Comparison) -> Iterator[BenchmarkRecord]:
+    """Write a record for each run, one a step; it is on the disk when it comes out.
+
+    Raises RecordInvalid, StoreUnavailable.
+    """
+    for one in found.runs:
+        yield store.add(one.label, profile.model_id, model=profile, **fields(found, one))
 
 
 def fields(found: Comparison, one: Run) -> dict[str, Any]:
