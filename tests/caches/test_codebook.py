@@ -35,7 +35,7 @@ def test_one_bit_is_the_mean_magnitude() -> None:
 
 
 def test_one_bit_of_a_wide_vector_is_the_papers_constant() -> None:
-    """+- sqrt(2 / (pi d)), section 3.1 of the paper."""
+    """It gives +- sqrt(2 / (pi d)) for one bit."""
     assert levels(1, 2048) == pytest.approx((-math.sqrt(2 / math.pi / 2048), math.sqrt(2 / math.pi / 2048)), rel=2e-4)
 
 

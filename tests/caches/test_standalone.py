@@ -93,7 +93,7 @@ def test_memory_is_what_is_held_after_every_append(pair: tuple[Any, Any]) -> Non
 
 
 def test_bytes_are_the_arithmetic() -> None:
-    """64 wide, 2 bits, 64 rows, 16-bit input: 8 bytes of codes, 8 of signs, two scales of 2; 256 slots of K and of V."""
+    """Width 64, 2 bits, 64 rows: 8 bytes of codes, 8 of signs, two scales of 2; 256 slots, K and V."""
     cache = StandaloneCache(TurboQuantProd(64, 2, jl_dim=64), TurboQuantProd(64, 2, jl_dim=64))
     cache.append(vectors(1, 64, 0, mx.float16), vectors(1, 64, 1, mx.float16))
     assert cache.memory_bytes() == 2 * 256 * (8 + 8 + 2 + 2)
