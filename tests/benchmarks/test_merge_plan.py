@@ -184,6 +184,7 @@ def test_what_another_process_does_meanwhile_is_not_undone(tmp_path: Path) -> No
 
     merged = db.merge([record(day=4, context_length=3), record(day=5, context_length=4)], on_step=between)
     assert merged.counts == {"replaced": 1, "added": 1}
+    assert [victim.record for victim in merged.evicted] == [ours[0]]
     db.save()
     other.load()
     assert other.records == {one.id: one for one in (latest, further, record(day=5, context_length=4))}

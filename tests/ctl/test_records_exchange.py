@@ -76,6 +76,7 @@ def test_an_option_that_is_not_known_is_named_as_one(ctl: Run, words: list[str])
     assert done.code == 2
     assert "'--chipp' is no known option" in done.err
     assert "did you mean --chip?" in done.err
+    assert "'-c' is no known option" in ctl("records", "-c", "M4").err
 
 
 def test_a_spreadsheets_file_comes_back_in(ctl: Run, store: BenchmarkDatabase, tmp_path: Path) -> None:

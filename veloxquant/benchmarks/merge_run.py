@@ -78,6 +78,7 @@ class _Run:
         self._first = self._first or self._plan
         self._puts = iter(self._plan.puts)
         self._written = 0
+        self._gone: list[Victim] = []
         written = {one.id for one in self._plan.puts}
         self._victims = deque(one for one in self._plan.evicted if one.record.id not in written)
         return self._plan
@@ -90,6 +91,7 @@ class _Run:
             for record in islice(self._puts, _BATCH):
                 if not self._is_unchanged(record.id):
                     self._plan = None
+                    self.evicted += tuple(self._gone)
                     return
                 store.put(record, flush=False, evicts=False)
                 self._tell(plan)
@@ -114,6 +116,7 @@ class _Run:
     def _evict(self, victim: Victim) -> None:
         if self._is_unchanged(victim.record.id):
             self._store.delete(victim.record.id, flush=False)
+            self._gone.append(victim)
 
     def _is_unchanged(self, record_id: str) -> bool:
         """Whether a file still holds what it held when it was decided."""

@@ -81,7 +81,8 @@ def place(incoming: BenchmarkRecord, find: Find, holds: Holds) -> Placing:
     front_id = _front_id(incoming)
     side_id = version_id(front_id, incoming.mlx_version)
     front, side, there = find(front_id), find(side_id), find(incoming.id)
-    if any(one is not None and content(one) == content(incoming) for one in (front, side, there)):
+    candidates = [one for one in (front, side, there) if one is not None]
+    if candidates and content(incoming) in map(content, candidates):
         return Placing("same")
     is_taken = front is not None and measured(front) != measured(incoming)
     if is_taken or (side is not None and not _rivals(side, incoming)):

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 break
             # Before argparse, which would take the value of an option that it does not know for something else.
-            if word.startswith("--") and word.partition("=")[0] not in known:
+            if re.match(r"--?[A-Za-z]", word) and word.partition("=")[0] not in known:
                 raise unknown_word(word.partition("=")[0], known, f"option of {self.prog}", self.prog)
         options, unknown = self.parse_known_args(arguments)
         if unknown:
