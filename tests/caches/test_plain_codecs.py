@@ -85,6 +85,10 @@ def test_a_description_makes_an_equal_codec(codec: Any) -> None:
         ({"name": "turboquant_max", "width": 64}, "name"),
         ({"width": 64}, "name"),
         ({"name": 3, "width": 64}, "name"),
+        (["float", 64], None),
+        (None, None),
+        ({"name": "affine", "width": 64, "bits": 4.0, "group": 64}, "bits"),
+        ({"name": "float", "width": 64, "dtype": ["float16"]}, "dtype"),
         ({"name": "float", "width": 64, "bits": 3}, None),
         ({"name": "affine", "width": 64}, None),
         ({"name": "float", "width": 64, "dtype": "int8"}, "dtype"),
@@ -94,7 +98,7 @@ def test_a_description_makes_an_equal_codec(codec: Any) -> None:
         ({"name": "turboquant_mse", "width": 64, "bits": 2, "jl_dim": 64}, None),
     ],
 )
-def test_what_no_codec_wrote_is_refused(description: dict[str, Any], field: str | None) -> None:
+def test_what_no_codec_wrote_is_refused(description: Any, field: str | None) -> None:
     """A typed error with a hint, and the field where there is one."""
     with pytest.raises(InvalidParams) as caught:
         make(description)

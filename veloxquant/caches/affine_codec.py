@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from veloxquant.caches.limits import one_of, whole
+from veloxquant.caches.limits import WIDEST, one_of, whole
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 """What mx.quantize takes."""
-
-_WIDEST = 2**16
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class AffineCodec:
     group: int = 64
 
     def __post_init__(self) -> None:
-        whole(self.width, "width", 1, _WIDEST)
+        whole(self.width, "width", 1, WIDEST)
         one_of(self.bits, "bits", BITS)
         one_of(self.group, "group", GROUPS)
         if self.width % self.group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.affine_codec import AffineCodec
@@ -10,7 +11,7 @@ from veloxquant.caches.turboquant import TurboQuantMSE, TurboQuantProd
 from veloxquant.errors import InvalidParams, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from veloxquant.caches.codec import Codec
 
@@ -21,9 +22,13 @@ _CODECS: Mapping[str, Callable[..., Any]] = {
     "turboquant_prod": TurboQuantProd,
 }
 
+_HINT = "give a description as describe() writes it"
+
 
 def make(description: Mapping[str, int | float | str]) -> Codec:
     """The codec that `describe()` described. Raises InvalidParams for an unknown name or parameter."""
+    if not isinstance(description, Mapping):
+        raise InvalidParams(f"this is no description of a codec: {quoted(description)}", hint=_HINT)
     parameters = dict(description)
     name = parameters.pop("name", None)
     made = _CODECS.get(name) if isinstance(name, str) else None
@@ -32,6 +37,5 @@ def make(description: Mapping[str, int | float | str]) -> Codec:
     try:
         codec: Codec = made(**parameters)
     except TypeError as error:
-        hint = "give a description as describe() writes it"
-        raise InvalidParams(f"{name} cannot be made from {quoted(description)}: {error}", hint=hint) from error
+        raise InvalidParams(f"{name} cannot be made from {quoted(description)}: {error}", hint=_HINT) from error
     return codec

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from veloxquant.caches.limits import whole
-from veloxquant.caches.ordered import MAX_WIDTH
+from veloxquant.caches.limits import WIDEST, whole
 from veloxquant.errors import InvalidParams, quoted
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ class FloatCodec:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        whole(self.width, "width", 1, MAX_WIDTH)
-        if self.dtype is not None and self.dtype not in DTYPES:
+        whole(self.width, "width", 1, WIDEST)
+        if self.dtype is not None and self.dtype not in tuple(DTYPES):  # a list of them has no hash
             known = ", ".join(DTYPES)
             raise InvalidParams(f"no such float format: {quoted(self.dtype)}", hint=f"use {known}", field="dtype")
 

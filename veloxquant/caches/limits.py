@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from veloxquant.errors import InvalidParams, quoted
 
+WIDEST = 2**16
+"""Widest vector of a codec that has no bound of its own: far more than any head or latent."""
+
 
 def whole(value: object, field: str, low: int, high: int) -> int:
     """A whole number within bounds. Raises InvalidParams that names the field."""
@@ -15,6 +18,6 @@ def whole(value: object, field: str, low: int, high: int) -> int:
 
 def one_of(value: object, field: str, choices: tuple[int, ...]) -> None:
     """One of a few numbers. Raises InvalidParams that names the field."""
-    if isinstance(value, bool) or value not in choices:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
         raise InvalidParams(f"{field} must be one of {listed}, not {quoted(value)}", hint=f"use {listed}", field=field)

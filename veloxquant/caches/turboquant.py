@@ -103,11 +103,16 @@ class _TurboQuant:
     def _all(self) -> Stage:
         return self._stage(self.width, self.bits)
 
+    @property
+    def _loud_seed(self) -> int:
+        """Beyond all seeds a user can give, so that both groups' matrices are independent."""
+        return self.seed + MAX_WHOLE + 1
+
     def _stage(self, width: int, bits: int) -> Stage:
         raise NotImplementedError
 
     def _loud(self, bits: int) -> Stage:
-        return self._stage(self.outlier_channels, bits)
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,9 @@ class TurboQuantMSE(_TurboQuant):
 
     def _stage(self, width: int, bits: int) -> Stage:
         return MeanSquare(width, bits, self.seed)
+
+    def _loud(self, bits: int) -> Stage:
+        return MeanSquare(self.outlier_channels, bits, self._loud_seed)
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ class TurboQuantProd(_TurboQuant):
         return _inner_product(width, bits, self.jl_dim or width, self.seed)
 
     def _loud(self, bits: int) -> Stage:
-        return _inner_product(self.outlier_channels, bits, self.outlier_channels, self.seed)
+        return _inner_product(self.outlier_channels, bits, self.outlier_channels, self._loud_seed)
 
 
 def _inner_product(width: int, bits: int, rows: int, seed: int) -> Stage:

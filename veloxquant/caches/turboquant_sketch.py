@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import mlx.core as mx
 
@@ -31,7 +31,7 @@ class Sketch:
     rows: int
     seed: int
 
-    arrays: int = 2
+    arrays: ClassVar[int] = 2
 
     @property
     def space(self) -> int:
@@ -97,7 +97,7 @@ class InnerProduct:
     main: MeanSquare
     sketch: Sketch
 
-    arrays: int = 4
+    arrays: ClassVar[int] = 4
 
     @property
     def space(self) -> int:
