@@ -138,6 +138,7 @@ def _run(label: str, number: int, layers: int, text: str) -> Run:
         resident_bytes=whole,
         peak_bytes=whole,
         reported_bytes=whole,
+        number_types=("bfloat16",),
         true_fp16_bytes=layers * 2**21,
         prefill_s=0.5,
         prefill_tok_s=2000.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import tiny_model
 from tiny_model import FLOAT_SLOT, PACKED_SLOT
@@ -39,6 +40,18 @@ def test_ratios_are_to_the_engines_own_cache_of_the_session(tiny: SimpleNamespac
     assert found.reduction(own) == 1.0
     assert found.reduction(packed) == pytest.approx(PACKED_SLOT / FLOAT_SLOT)
     assert (found.same_text(own), found.agreeing_tokens(own)) == (True, 4)
+
+
+@pytest.mark.parametrize(
+    ("types", "wide"),
+    [(("float32",), True), (("bfloat16",), False), (("bfloat16", "float32"), False), (("float16", "uint32"), False)],
+)
+def test_a_baseline_of_32_bits_is_told(tiny: SimpleNamespace, types: tuple[str, ...], *, wide: bool) -> None:
+    """A model that computes in 32 bits keeps 32; states in 32 beside K and V in 16 make no difference."""
+    found = compared(tiny, "fp16")
+    assert found.runs[0].number_types == ("float32",)
+    changed = msgspec.structs.replace(found.runs[0], number_types=types)
+    assert msgspec.structs.replace(found, runs=(changed,)).is_wide is wide
 
 
 def test_without_the_engines_own_cache_there_is_no_ratio(tiny: SimpleNamespace) -> None:

@@ -40,7 +40,7 @@ def test_one_record_for_each_run(tiny: SimpleNamespace, found: Comparison, tmp_p
     assert packed.throughput_tok_s == pytest.approx(1000 / packed.latency_ms_per_token)
     assert (packed.context_length, packed.workload.context_length, packed.workload.generation_length) == (300, 300, 6)
     assert packed.source == "profile"
-    assert {"tokens=306", "repeats=1"} <= set(packed.tags)
+    assert {"tokens=306", "repeats=1", "baseline=float32"} <= set(packed.tags)
 
 
 def test_the_model_is_described_by_what_was_loaded(tiny: SimpleNamespace) -> None:
@@ -53,8 +53,8 @@ def test_the_model_is_described_by_what_was_loaded(tiny: SimpleNamespace) -> Non
 def test_what_slowed_the_machine_is_tagged(found: Comparison) -> None:
     """A run on battery says so: the planner trusts it less."""
     strained = msgspec.structs.replace(found.conditions, on_battery=True)
-    assert "battery" in record.tags(strained, found.runs[0])
-    assert "battery" not in record.tags(found.conditions, found.runs[0])
+    assert "battery" in record.tags(msgspec.structs.replace(found, conditions=strained), found.runs[0])
+    assert "battery" not in record.tags(found, found.runs[0])
 
 
 def test_what_is_not_known_of_the_machine_is_unknown(found: Comparison) -> None:

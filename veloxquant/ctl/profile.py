@@ -118,7 +118,8 @@ def _finish(  # noqa: PLR0917 -- what was asked, what was found, where it goes
         with _noting(problems):
             profile_html.write(result, page)
     if session.terminal.json:
-        session.terminal.value(result.schema, {**result.as_json(), "problems": [_told(one) for one in problems]})
+        more = {"notes": profile_show.notes(result), "problems": [_told(one) for one in problems]}
+        session.terminal.value(result.schema, {**result.as_json(), **more})
     else:
         profile_show.show(result, session.terminal, page)
         for problem in problems:

@@ -104,6 +104,8 @@ def notes(result: Profile) -> list[str]:
         for one in found.runs
         if one.reported_bytes not in (None, one.resident_bytes)
     ]
+    if found.is_wide:
+        said.append("this model computes in 32 bits: what fp16 held, and OF FP16 compares with, has 32 bits a number")
     if found.conditions.on_battery:
         said.append("this machine runs on battery, which may slow it")
     if any(one.ms_per_token is None for one in found.runs):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from veloxquant.measure.generation import Watch
 
 
+_HALVES = {"float16", "bfloat16"}
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A method that could not be measured; the others were."""
 
@@ -43,6 +46,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def baseline(self) -> Run | None:
         """The engine's own cache in this session, None where it was not run or failed."""
         return next((one for one in self.runs if one.label == ENGINE_OWN), None)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the engine's own cache kept no number in 16 bits, as the model computes in 32."""
+        base = self.baseline
+        return base is not None and "float32" in base.number_types and not _HALVES & set(base.number_types)
 
     def reduction(self, one: Run) -> float | None:
         """Resident bytes over those of the engine's own cache in this session; None without a baseline."""

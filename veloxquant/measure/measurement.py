@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from veloxquant.caches.held import held_bytes
+from veloxquant.caches.held import arrays, held_bytes
 from veloxquant.measure.generation import generate
 from veloxquant.profiling import MLXCacheProfiler, ProfileReport, profile_layers
 
@@ -69,6 +69,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Largest that was ever held, summed over layers."""
     reported_bytes: int | None
     """What the caches themselves say they hold (`nbytes`), None where one of them does not say."""
+    number_types: tuple[str, ...]
+    """Types of the arrays held, sorted: "float16", "uint32" for packed codes. A model in 32 bits keeps "float32"."""
     true_fp16_bytes: int
     """All K and V that were given, at two bytes a number: every head, row and token, both widths, no slack."""
     prefill_s: float
@@ -121,7 +123,7 @@ def run(
     profiled = _profiled(subject.build(), len(prompt), go, told)
     bare = subject.build()
     timed = go(bare, lambda done: told(whole + done))
-    return _result(subject, len(prompt), timed, profiled, held_bytes(bare))
+    return _result(subject, len(prompt), timed, profiled, bare)
 
 
 class _Profiled(NamedTuple):
@@ -187,8 +189,8 @@ class _Curve:
         return tuple(self._samples)
 
 
-def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _Profiled, resident: int) -> Run:
-    report = profiled.report
+def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _Profiled, held: list[Any]) -> Run:
+    report, resident = profiled.report, held_bytes(held)
     return Run(
         label=subject.label,
         method=subject.method,
@@ -202,6 +204,7 @@ def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _
         resident_bytes=resident,
         peak_bytes=max(resident, report.peak_resident_bytes),
         reported_bytes=report.reported_bytes,
+        number_types=tuple(sorted({str(one.dtype).removeprefix("mlx.core.") for one in arrays(held)})),
         true_fp16_bytes=report.true_fp16_bytes,
         prefill_s=timed.prefill_s,
         prefill_tok_s=prompt_tokens / timed.prefill_s,

@@ -2,7 +2,7 @@
 
 Lengths follow the planner's rule: `context_length` is the prompt, and `workload.generation_length` what was generated
 after it; the caches held both when their bytes were read. `memory_reduction` is the ratio to the engine's own cache
-(method "fp16") of the same session.
+(method "fp16") of the same session, which has 32 bits a number where the model computes in 32: a tag says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
     from veloxquant.measure.comparison import Comparison
-    from veloxquant.measure.conditions import Conditions
     from veloxquant.measure.measurement import Run
     from veloxquant.models.resolve import ModelSource
 
@@ -65,13 +64,14 @@ def fields(found: Comparison, one: Run) -> dict[str, Any]:
             prefill_step_size=one.prefill_step_size,
         ),
         "source": SOURCE,
-        "tags": tags(about, one),
+        "tags": tags(found, one),
     }
 
 
-def tags(about: Conditions, one: Run) -> list[str]:
-    """Tokens that were held, repeats of the timed run, the engine, and what may have slowed it."""
-    found = [f"tokens={one.prompt_tokens + one.generated_tokens}", "repeats=1"]
+def tags(found: Comparison, one: Run) -> list[str]:
+    """Tokens that were held, repeats of the timed run, engine, a baseline of 32 bits, and what may have slowed it."""
+    about = found.conditions
+    said = [f"tokens={one.prompt_tokens + one.generated_tokens}", "repeats=1"]
     if about.mlx_lm_version:
-        found.append(f"mlx-lm={about.mlx_lm_version}")
-    return found + ["battery"] * bool(about.on_battery)
+        said.append(f"mlx-lm={about.mlx_lm_version}")
+    return said + ["baseline=float32"] * found.is_wide + ["battery"] * bool(about.on_battery)
