@@ -230,6 +230,12 @@ def test_totals_of_layers_do_not_multiply_the_sequence(kv: Any) -> None:
     assert [layer.n_quantize_calls for layer in report.layers] == early
 
 
+def test_any_iterable_of_wrappers_is_a_list_of_layers() -> None:
+    """A generator is not used up before its profiles are taken."""
+    report = profile_layers(MLXCacheProfiler(KVCache(), layer) for layer in range(3))
+    assert [layer.layer_id for layer in report.layers] == [0, 1, 2]
+
+
 def test_a_list_that_is_not_profiled_is_refused() -> None:
     """By position, with what to do."""
     with pytest.raises(InvalidParams, match=r"profilers\[1\]") as caught:

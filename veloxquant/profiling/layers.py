@@ -10,20 +10,21 @@ from veloxquant.profiling.report import ProfileReport
 from veloxquant.profiling.standalone import KVCacheProfiler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 
-def profile_layers(profilers: Sequence[KVCacheProfiler | MLXCacheProfiler], elapsed_s: float = 0.0) -> ProfileReport:
+def profile_layers(profilers: Iterable[KVCacheProfiler | MLXCacheProfiler], elapsed_s: float = 0.0) -> ProfileReport:
     """Profiles of all wrappers, in their order; copies, which later calls do not change.
 
     elapsed_s: wall time in seconds that they cover. Raises InvalidParams for a time that is negative or not finite,
     and for an entry that is no wrapper.
     """
-    for position, one in enumerate(profilers):
+    wrappers = list(profilers)
+    for position, one in enumerate(wrappers):
         if not isinstance(one, KVCacheProfiler | MLXCacheProfiler):
             raise InvalidParams(
                 f"profilers[{position}] is {quoted(one)}, which is not profiled",
                 hint="wrap each cache before the run: [MLXCacheProfiler(c, i) for i, c in enumerate(caches)]",
                 field="profilers",
             )
-    return ProfileReport([one.profile() for one in profilers], elapsed_s)
+    return ProfileReport([one.profile() for one in wrappers], elapsed_s)
