@@ -44,7 +44,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="what the model continues, as one message of a chat")
     prompt.add_argument("--prompt-file", metavar="FILE", help="the same from a UTF-8 file, or - for standard input")
     prompt.add_argument("--ignore-chat-template", action="store_true", help="give the prompt to the model as it is")
-    prompt.add_argument("--max-tokens", metavar="N", type=count("--max-tokens"), default=_MAX_TOKENS, help="(100)")
+    prompt.add_argument(
+        "--max-tokens", metavar="N", type=count("--max-tokens"), default=_MAX_TOKENS, help="to write (100)"
+    )
     prompt.add_argument("--prefill-step", metavar="N", type=count("--prefill-step"), help="tokens in one call (2048)")
     result = parser.add_argument_group("result")
     result.add_argument("--record", action="store_true", help="write the figures to the benchmark directory")

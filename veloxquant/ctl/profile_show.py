@@ -39,7 +39,8 @@ def show(result: Profile, terminal: Terminal, page: Path | None = None) -> None:
         terminal.say(terminal.paint("dim", _LEGEND))
     _texts(result, terminal)
     for failed in found.failures:
-        terminal.say(f"{terminal.paint('red', 'failed')}  {failed.label}: {failed.error}: {printable(failed.message)}")
+        said = terminal.cut(f"failed  {failed.label}: {failed.error}: {printable(failed.message)}")
+        terminal.say(said.replace("failed", terminal.paint("red", "failed"), 1))
     for note in notes(result):
         terminal.note(note)
     for record in result.records:
