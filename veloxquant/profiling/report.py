@@ -86,7 +86,7 @@ class LayerProfile:
 
     @property
     def is_lying(self) -> bool:
-        """The cache says other bytes of itself than its arrays take."""
+        """The cache says other bytes of itself than its mx.arrays take; also said of one that keeps other arrays."""
         return bool(self.reported_difference)
 
 
