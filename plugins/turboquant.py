@@ -1,0 +1,316 @@
+"""TurboQuant: a random rotation makes every coordinate look alike, and one table of levels then fits them all.
+
+`turboquant_mse` stores `bits` a number and one root mean square a vector, for K and V (algorithm 1 of arXiv
+2504.19874). `turboquant_prod` stores keys with one bit less and a one-bit sketch of what is left, so that products with
+queries are right on average (algorithm 2); values are only averaged and stay with algorithm 1. Nothing is kept in full
+precision. Attention unpacks blocks, with MLX's ordinary kernels and no fused one.
+
+In words of 32 bits, rows padded to a multiple of 32, w the width and m = jl_dim (default w):
+
+    mse          bits x ceil(w / 32) words + 1 root mean square in the engine's format
+    prod, keys   (bits - 1) x ceil(w / 32) + ceil(m / 32) words + 2 root mean squares (1 at 1 bit: the sketch alone)
+
+With `outlier_channels` the loudest channels of each head's first token form a group of their own, with `outlier_bits`,
+and each head keeps their indices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.methods import CachePart
+
+_MAX_BITS = 8
+_MAX_WIDTH = 2048
+"""Of a head; codes of wider rows could depend on how a prompt is cut (veloxquant.caches.ordered)."""
+_MAX_SKETCH = 8192
+_MAX_SEED = 2**53
+
+_HARD_KL = {1: 6.1, 2: 1.35582, 3: 0.30343, 4: 0.07214, 5: 0.01917, 6: 0.0051, 7: 0.0014, 8: 0.00036}
+"""Mean KL in nats a token of SmolLM2-135M-Instruct (head width 64, 4,096 tokens, every token of K and V quantized)
+against its float32 cache: measured at 2 to 5 bits. The others were not: a bit is a factor of 3.8 there from 4 to 5, and
+of 4.5 from 2 to 3; 1 bit takes the latter, 6 to 8 bits the former."""
+
+_MIDDLE = 0.44
+"""Typical share of the hard case, as for the engine's affine format (plugins/affine.py: Llama-3.2-3B over SmolLM2-135M
+at 4 and at 8 bits). No figure of a middle-sized model was found for TurboQuant itself."""
+
+_LOW = 0.053
+"""Best share seen: Qwen3.5-35B-A3B has 0.016145 at llama.cpp's turbo3 and 0.009633 at turbo4 (github.com/TheTom/
+turboquant_plus, docs/benchmarks.md: the same rotation and levels in another engine), which is 0.053 of the hard case
+at 3 bits and 0.134 at 4."""
+
+_PUBLISHED_KL = {4: 0.009633, 3: 0.016145}
+"""Those figures, in nats a token: the range at 3 and 4 bits begins with them or lower."""
+
+_SOURCE = (
+    "SmolLM2-135M at 4,096 tokens, simulated (upper end), scaled as the affine format's by Llama-3.2-3B, and "
+    "Qwen3.5-35B-A3B's published turbo3 and turbo4 (lower end)"
+)
+
+
+_SKETCH_COST = 5.8
+"""How much more keys with a sketch diverge than keys with levels alone at the same bits: 0.430 nats a token against
+0.0744 at 4 bits. Being right on average is paid for with noise in every score, which the softmax magnifies. Of other
+bits it is a guess."""
+
+_SKETCH_SOURCE = (
+    "0.430 over 0.0744 nats at 4 bits on SmolLM2-135M, the first 1,024 tokens of the sorted pydoc topics in chunks of "
+    "256, float32, both packed; other bits not measured"
+)
+
+_UNPACK_PS = 120.0
+"""Picoseconds to unpack a number with kernels that are not fused. Reading codes, writing them as float32 and reading
+these in a matrix product moves some 20 bytes a number: 100 ps at 200 GB/s, 170 ps at an M4's 120 GB/s. The largest cost
+published for fused kernels is 124 ps: Qwen3.5-35B-A3B (10 growing layers, 2 KV heads of width 256: 395 million numbers
+at 38,596 tokens) on an M1 Max decodes 7.7 tokens/s at turbo3 and 12.4 at q8_0; on an M5 Max it is 17 ps
+(github.com/TheTom/turboquant_plus, docs/benchmarks.md). A guess on the careful side: not measured on a Mac."""
+
+_TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**13, 2**21, 2**19
+"""As in veloxquant.caches.attention and packed."""
+_MOST_QUERY_HEADS = 128
+"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
+_SCORE_ARRAYS, _UNPACKED_ARRAYS, _SUM_ARRAYS, _PACKING_ARRAYS = 11, 9, 4, 32
+"""Arrays of each kind that are there at once, as counted over head counts, widths and bits: at most, rounded up."""
+
+
+class _Set(NamedTuple):
+    """A variant's parameters, defaults filled in."""
+
+    bits: int
+    outlier_bits: int | None
+    outlier_channels: int
+    jl_dim: int | None
+    seed: int
+
+
+class TurboQuantMSE(Method):
+    """K and V with the least mean squared error. Needs no calibration, and takes any head width."""
+
+    name = "turboquant_mse"
+    version = "1"
+    summary = "random rotation and Lloyd-Max levels, packed from the first token"
+    paper = "2504.19874"
+    fused_attention = True
+
+    label = "turboquant-mse"
+    offered: tuple[int, ...] = (5, 4, 3, 2)
+    """Bits that are planned with. With more, the affine format is about as good for its bytes, and faster."""
+
+    def variants(self) -> Sequence[Variant]:
+        """One for each count of bits worth planning with."""
+        return [Variant(method=self.name, label=f"{self.label}{bits}", params={"bits": bits}) for bits in self.offered]
+
+    def parameters(self) -> Sequence[Parameter]:
+        """Bits, outliers and the seed of the rotation."""
+        channels = "channels a head that are kept apart, the loudest of its first token"
+        return [
+            Parameter(name="bits", kind="int", default=4, low=1, high=_MAX_BITS, help="bits a number, scales apart"),
+            Parameter(name="outlier_bits", kind="int", low=1, high=_MAX_BITS, help="bits of the channels kept apart"),
+            Parameter(name="outlier_channels", kind="int", default=0, low=0, high=_MAX_WIDTH - 1, help=channels),
+            Parameter(name="seed", kind="int", default=0, low=0, high=_MAX_SEED, help="of the random matrices"),
+        ]
+
+    def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
+        """Any width from 1 to 2048, as long as outliers leave a channel and come with their bits."""
+        chosen = _chosen(variant)
+        if (chosen.outlier_bits is None) != (chosen.outlier_channels == 0):
+            return "not_supported_by_engine", "outlier_bits and outlier_channels go together, and only one is set"
+        for what, width in (("key", part.key_width), ("value", part.value_width)):
+            if width <= 0:
+                return "not_supported_by_engine", f"the engine keeps no {what}s of their own here"
+            if width > _MAX_WIDTH:
+                return "not_supported_by_engine", f"the {what} width {width} is above {_MAX_WIDTH}"
+            if chosen.outlier_channels >= width:
+                outliers = chosen.outlier_channels
+                return "width_not_divisible", f"{outliers} outlier channels leave none of the {what} width {width}"
+        return None
+
+    def key_bits(self, variant: Variant, part: CachePart) -> float:
+        """Words and root mean squares of a row over its width."""
+        return self._key_row(_chosen(variant), part.key_width).bits(part.key_itemsize) / part.key_width
+
+    def value_bits(self, variant: Variant, part: CachePart) -> float:
+        """Algorithm 1's in both methods."""
+        return _mse_row(_chosen(variant), part.value_width).bits(part.value_itemsize) / part.value_width
+
+    def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
+        """Four bytes for each outlier channel of each head, of K and of V."""
+        return 2 * part.heads * _chosen(variant).outlier_channels * 4
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """An upper bound of the temporary arrays of attention and of packing, which work in blocks and never overlap.
+
+        Counted with MLX's allocator on the CPU backend, whose scheduler has about ten operations in flight.
+        """
+        chosen = _chosen(variant)
+        space = max(self._key_row(chosen, part.key_width).space, _mse_row(chosen, part.value_width).space)
+        return _workspace(part, queries, slots, space)
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
+        return _prior(_chosen(variant))
+
+    def unpack_cost(self, variant: Variant) -> float:
+        """What MLX's ordinary kernels take, which are not fused: see `_UNPACK_PS`."""
+        return _UNPACK_PS
+
+    def build(self, layer: LayerSpec, variant: Variant) -> Any:
+        """A fresh PackedKVCache. Raises InvalidParams for what is refused."""
+        from veloxquant.caches.packed import PackedKVCache
+
+        part = layer.part
+        chosen = _chosen(variant)
+        return PackedKVCache(self._key_codec(part.key_width, chosen), _mse(part.value_width, chosen), part.step)
+
+    def build_standalone(self, head_dim: int, variant: Variant) -> Any:
+        """One head, with the same codecs. Raises InvalidParams for what is refused."""
+        from veloxquant.caches.standalone import StandaloneCache
+
+        chosen = _chosen(variant)
+        return StandaloneCache(self._key_codec(head_dim, chosen), _mse(head_dim, chosen))
+
+    def _key_row(self, chosen: _Set, width: int) -> _Row:
+        return _mse_row(chosen, width)
+
+    def _key_codec(self, width: int, chosen: _Set) -> Any:
+        return _mse(width, chosen)
+
+
+class TurboQuantProd(TurboQuantMSE):
+    """Keys whose products with queries are right on average, values as in `turboquant_mse`."""
+
+    name = "turboquant_prod"
+    summary = "random rotation, levels and a one-bit sketch of what they leave: unbiased scores"
+
+    label = "turboquant-prod"
+    offered = (4, 3, 2)
+    """5 bits would take the bytes of `turboquant_mse` at 5, for less."""
+
+    def parameters(self) -> Sequence[Parameter]:
+        """As `turboquant_mse`, and the size of the sketch."""
+        text = "signs in the sketch of a key; as many as channels where it is not set"
+        sketch = Parameter(name="jl_dim", kind="int", low=1, high=_MAX_SKETCH, help=text)
+        return [*super().parameters(), sketch]
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """The range of `turboquant_mse`, times what the sketch cost on one model."""
+        prior = _prior(_chosen(variant))
+        cost = _SKETCH_COST
+        return QualityPrior(
+            kl_mean=prior.kl_mean * cost,
+            low=prior.low,
+            high=prior.high * cost,
+            source=f"{prior.source}; times {cost:g}: {_SKETCH_SOURCE}",
+        )
+
+    def unpack_cost(self, variant: Variant) -> float:
+        """Keys are unpacked twice, levels and signs; values once."""
+        return 1.5 * _UNPACK_PS
+
+    def _key_row(self, chosen: _Set, width: int) -> _Row:
+        quiet = width - chosen.outlier_channels
+        row = _sketched_row(chosen.bits, quiet, chosen.jl_dim or quiet)
+        if chosen.outlier_bits is None:
+            return row
+        return row.beside(_sketched_row(chosen.outlier_bits, chosen.outlier_channels, chosen.outlier_channels))
+
+    def _key_codec(self, width: int, chosen: _Set) -> Any:
+        from veloxquant.caches.codecs import make
+
+        sketch = {} if chosen.jl_dim is None else {"jl_dim": chosen.jl_dim}
+        return make({"name": "turboquant_prod", **_described(width, chosen), **sketch})
+
+
+class _Row(NamedTuple):
+    """One token of one head."""
+
+    words: int
+    scales: int
+    space: int
+    """Numbers it is unpacked to."""
+
+    def beside(self, other: _Row) -> _Row:
+        """Two groups of channels."""
+        return _Row(self.words + other.words, self.scales + other.scales, self.space + other.space)
+
+    def bits(self, itemsize: int) -> int:
+        """Stored bits, scales in the engine's format."""
+        return 32 * self.words + 8 * itemsize * self.scales
+
+
+def _mse_row(chosen: _Set, width: int) -> _Row:
+    quiet = _levels_row(chosen.bits, width - chosen.outlier_channels)
+    if chosen.outlier_bits is None:
+        return quiet
+    return quiet.beside(_levels_row(chosen.outlier_bits, chosen.outlier_channels))
+
+
+def _levels_row(bits: int, width: int) -> _Row:
+    words = -(-width // 32)
+    return _Row(bits * words, 1, 32 * words)
+
+
+def _sketched_row(bits: int, width: int, signs: int) -> _Row:
+    sketch = _levels_row(1, signs)
+    return sketch if bits == 1 else _levels_row(bits - 1, width).beside(sketch)
+
+
+def _chosen(variant: Variant) -> _Set:
+    given = variant.params
+
+    def whole(name: str) -> int | None:
+        return None if given.get(name) is None else int(given[name])
+
+    return _Set(
+        bits=whole("bits") or 4,
+        outlier_bits=whole("outlier_bits"),
+        outlier_channels=whole("outlier_channels") or 0,
+        jl_dim=whole("jl_dim"),
+        seed=whole("seed") or 0,
+    )
+
+
+def _described(width: int, chosen: _Set) -> dict[str, int]:
+    described = {"width": width, "bits": chosen.bits, "seed": chosen.seed, "outlier_channels": chosen.outlier_channels}
+    return described if chosen.outlier_bits is None else {**described, "outlier_bits": chosen.outlier_bits}
+
+
+def _mse(width: int, chosen: _Set) -> Any:
+    from veloxquant.caches.codecs import make
+
+    return make({"name": "turboquant_mse", **_described(width, chosen)})
+
+
+def _prior(chosen: _Set) -> QualityPrior:
+    hard = _HARD_KL[chosen.bits]
+    low = min(hard * _LOW, _PUBLISHED_KL.get(chosen.bits, hard))
+    return QualityPrior(kl_mean=hard * _MIDDLE, low=low, high=hard, source=_SOURCE)
+
+
+def _workspace(part: CachePart, queries: int, slots: int, space: int) -> int:
+    """Bytes: float32 arrays of a block of scores, of an unpacked block, of a tile's sums; or those of packing.
+
+    `space` is the numbers that a row of K or V is unpacked to. How many query heads there are is not known here: at
+    least the KV heads, and at most 128.
+    """
+    width = max(part.key_width, part.value_width)
+    numbers = part.heads * width
+    most_rows = min(_TILE_ROWS, _MOST_QUERY_HEADS * queries)
+    least_rows = min(_TILE_ROWS - _MOST_QUERY_HEADS, part.heads * queries)
+    block = min(slots, _BLOCK_NUMBERS // max(least_rows, numbers) + 1)
+    scores = min(_BLOCK_NUMBERS, most_rows * block)
+    attention = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * part.heads * space * block + _SUM_ARRAYS * most_rows * space
+    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, numbers * queries)
+    return 4 * max(attention, packing)
+
+
+@hookimpl
+def veloxquant_methods() -> list[Method]:
+    """Both algorithms of the paper."""
+    return [TurboQuantMSE(), TurboQuantProd()]

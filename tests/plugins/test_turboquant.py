@@ -1,0 +1,241 @@
+"""TurboQuant's planning half against the caches that its building half makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+from mlx_lm.models import llama
+from veloxquant_plugins import turboquant
+from veloxquant_plugins.affine import Affine
+from veloxquant_plugins.turboquant import TurboQuantMSE, TurboQuantProd, veloxquant_methods
+
+from veloxquant.caches import attention, packed
+from veloxquant.caches.held import held_bytes
+from veloxquant.errors import VeloxError
+from veloxquant.methods import LayerSpec, Method, Variant
+from veloxquant.methods.checks import check_figures, check_parameters, check_returned, check_variants, sample_part
+from veloxquant.methods.worker import declared_bytes
+
+MSE, PROD = TurboQuantMSE(), TurboQuantProd()
+VARIANTS = {variant.label: (method, variant) for method in (MSE, PROD) for variant in method.variants()}
+DATA = Path(__file__).parents[1] / "data"
+FRONTIER = {row["m"]: row for row in json.loads((DATA / "quality_frontier.json").read_text())["rows"]}
+PUBLISHED_KL = {4: 0.009633, 3: 0.016145}
+"""Qwen3.5-35B-A3B at turbo4 and turbo3: github.com/TheTom/turboquant_plus, docs/benchmarks.md."""
+
+SETS: list[tuple[Method, dict[str, Any]]] = [
+    *((method, dict(variant.params)) for method, variant in VARIANTS.values()),
+    (MSE, {"bits": 1}),
+    (MSE, {"bits": 8, "seed": 5}),
+    (MSE, {"bits": 2, "outlier_bits": 3, "outlier_channels": 32}),
+    (MSE, {"bits": 3, "outlier_bits": 8, "outlier_channels": 5}),
+    (PROD, {"bits": 1}),
+    (PROD, {"bits": 3, "jl_dim": 200}),
+    (PROD, {"bits": 2, "outlier_bits": 4, "outlier_channels": 7}),
+    (PROD, {"bits": 1, "outlier_bits": 1, "outlier_channels": 7, "jl_dim": 20}),
+]
+
+
+def variant(method: Method, params: dict[str, Any]) -> Variant:
+    """A variant with these parameters."""
+    return Variant(method=method.name, label="asked", params=params)
+
+
+def written(method: Method, params: dict[str, Any], part: Any, dtype: mx.Dtype, calls: list[int]) -> Any:
+    """A built cache after calls of so many tokens."""
+    cache = method.build(LayerSpec(index=0, part=part), variant(method, params))
+    mx.random.seed(1)
+    for tokens in calls:
+        keys = mx.random.normal((1, part.heads, tokens, part.key_width)).astype(dtype)
+        values = mx.random.normal((1, part.heads, tokens, part.value_width)).astype(dtype)
+        cache.update_and_fetch(keys, values)
+    return cache
+
+
+@pytest.mark.parametrize(("method", "params"), SETS)
+@pytest.mark.parametrize(("itemsize", "dtype"), [(4, mx.float32), (2, mx.bfloat16)])
+def test_declared_bytes_are_the_bytes_the_built_cache_holds(
+    method: Method, params: dict[str, Any], itemsize: int, dtype: mx.Dtype
+) -> None:
+    """Whole widths and others, K and V alike and not: after 300 and 300 tokens, in both formats."""
+    for key_width, value_width in ((64, 64), (80, 80), (96, 112), (128, 33), (576, 64)):
+        part = msgspec.structs.replace(sample_part(key_width, itemsize, heads=2), value_width=value_width)
+        assert method.refuses(variant(method, params), part) is None
+        cache = written(method, params, part, dtype, [300, 300])
+        declared = declared_bytes(method, variant(method, params), part, [(300, 2)])
+        assert held_bytes(cache) == cache.nbytes == declared
+
+
+def test_bits_are_those_of_the_format() -> None:
+    """With 16-bit scales at width 64 the frontier's 2.25 to 5.25; prod adds a second scale to keys."""
+    part = sample_part(64, 2)
+    for bits in (2, 3, 4, 5):
+        _, mse = VARIANTS[f"turboquant-mse{bits}"]
+        assert MSE.key_bits(mse, part) == MSE.value_bits(mse, part) == FRONTIER[f"turbo_mse{bits}"]["bits"]
+    for bits in (2, 3, 4):
+        _, prod = VARIANTS[f"turboquant-prod{bits}"]
+        assert (PROD.key_bits(prod, part), PROD.value_bits(prod, part)) == (bits + 0.5, bits + 0.25)
+
+
+def test_rows_that_fill_no_word_are_padded() -> None:
+    """80 channels take the words of 96: 4 x 3 x 32 + 16 bits over 80 numbers."""
+    _, four = VARIANTS["turboquant-mse4"]
+    assert MSE.key_bits(four, sample_part(80, 2)) == (4 * 3 * 32 + 16) / 80
+
+
+REFUSED = [
+    ({"bits": 4}, {"value_width": 0}, "not_supported_by_engine", "the engine keeps no values of their own"),
+    ({"bits": 4}, {"key_width": 2049}, "not_supported_by_engine", "the key width 2049 is above 2048"),
+    ({"bits": 4, "outlier_bits": 5}, {}, "not_supported_by_engine", "only one is set"),
+    ({"bits": 4, "outlier_channels": 5}, {}, "not_supported_by_engine", "only one is set"),
+    ({"bits": 4, "outlier_bits": 5, "outlier_channels": 64}, {}, "width_not_divisible", "leave none of the key width"),
+]
+
+
+@pytest.mark.parametrize(("params", "widths", "code", "text"), REFUSED)
+@pytest.mark.parametrize("method", [MSE, PROD])
+def test_what_cannot_be_is_refused_and_not_built(
+    method: Method, params: dict[str, Any], widths: dict[str, int], code: str, text: str
+) -> None:
+    """By planning with a code and a sentence, by building with a typed error."""
+    part = msgspec.structs.replace(sample_part(64, 2), **widths)
+    refused = method.refuses(variant(method, params), part)
+    assert refused is not None
+    assert refused[0] == code
+    assert text in refused[1]
+    with pytest.raises(VeloxError):
+        method.build(LayerSpec(index=0, part=part), variant(method, params))
+
+
+def test_every_width_from_1_to_2048_can_be_served() -> None:
+    """Narrow, odd and wide: refused by neither half."""
+    for width in (1, 2, 3, 31, 48, 112, 192, 2048):
+        part = sample_part(width, 4, heads=1)
+        for method, params in ((MSE, {"bits": 3}), (PROD, {"bits": 3})):
+            assert method.refuses(variant(method, params), part) is None
+            cache = written(method, params, part, mx.float32, [2])
+            assert cache.nbytes == declared_bytes(method, variant(method, params), part, [(2, 1)])
+
+
+def test_figures_are_sound() -> None:
+    """The checks that foreign plugins must pass hold for our own."""
+    assert list(check_returned(veloxquant_methods())) != []
+    for method in veloxquant_methods():
+        check_parameters(method)
+        check_figures(method, check_variants(method))
+        assert (method.batchable, method.trimmable, method.drops_tokens) == (False, True, False)
+
+
+def test_every_parameter_that_can_be_set_has_figures() -> None:
+    """Bits outside of what is planned with have a prior too, and it falls with each bit."""
+    for method in (MSE, PROD):
+        priors = [method.quality_prior(variant(method, {"bits": bits})).kl_mean for bits in range(1, 9)]
+        assert priors == sorted(priors, reverse=True)
+
+
+def test_priors_hold_the_measured_and_the_published() -> None:
+    """SmolLM2-135M as upper end, Qwen3.5-35B-A3B as lower."""
+    for bits in (2, 3, 4, 5):
+        prior = MSE.quality_prior(VARIANTS[f"turboquant-mse{bits}"][1])
+        assert prior.kl_mean < FRONTIER[f"turbo_mse{bits}"]["kl"] <= prior.high
+        assert prior.low <= PUBLISHED_KL.get(bits, prior.low)
+
+
+def test_priors_stand_to_affine_as_the_measured_do() -> None:
+    """Both formats are scaled from the same hard case alike, so that neither looks better than it was there."""
+    affine = {variant.label: variant for variant in Affine().variants()}
+    for bits in (2, 3, 4, 5):
+        ours = MSE.quality_prior(VARIANTS[f"turboquant-mse{bits}"][1]).kl_mean
+        theirs = Affine().quality_prior(affine[f"affine{bits}-g32"]).kl_mean
+        measured = FRONTIER[f"turbo_mse{bits}"]["kl"] / FRONTIER[f"affine{bits}g32"]["kl"]
+        assert ours / theirs == pytest.approx(measured, rel=1e-6)
+
+
+def test_block_sizes_are_those_of_attention_and_packing() -> None:
+    """The planning half cannot import them, and must not drift from them."""
+    ours = (turboquant._TILE_ROWS, turboquant._BLOCK_NUMBERS, turboquant._ENCODE_NUMBERS)
+    assert ours == (attention.TILE_ROWS, attention.BLOCK_NUMBERS, packed.ENCODE_NUMBERS)
+
+
+WORK = [
+    (32, 8, 1, 4096, 128),
+    (32, 8, 256, 512, 128),
+    (9, 3, 64, 2048, 64),
+    (16, 1, 32, 1024, 256),
+    (8, 8, 128, 600, 80),
+]
+
+
+@pytest.mark.parametrize(("heads", "groups", "queries", "slots", "width"), WORK)
+def test_workspace_bounds_the_measured_peak(heads: int, groups: int, queries: int, slots: int, width: int) -> None:
+    """MLX's own count of what attention and packing take beside what is held and the result, at every variant."""
+    part = sample_part(width, 4, heads=groups)
+    asked = mx.random.normal((1, heads, queries, width))
+    rows = mx.random.normal((1, groups, queries, width))
+    for method, params in (SETS[0], SETS[1], SETS[4], SETS[9], SETS[12]):
+        cache = written(method, params, part, mx.float32, [slots - queries])
+        mx.eval(cache.state, asked, rows)
+        bound = method.workspace_bytes(variant(method, params), part, queries, slots)
+        keys, values = cache.update_and_fetch(rows, rows)
+        packing = peak(cache.state)
+        keys, values = cache.keys_and_values()
+        out = keys.attend(asked, values, 0.1, "causal" if queries > 1 else None)
+        attending = peak([out]) - out.nbytes
+        assert max(packing, attending) <= bound
+
+
+def peak(lazy: Any) -> int:
+    """Bytes beside what is held already, at the most, while these are computed."""
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(lazy)
+    return mx.get_peak_memory() - held
+
+
+def test_workspace_stays_bounded_at_any_length_and_chunk() -> None:
+    """At 32 KV heads of width 256, a million tokens and chunks of 8,192: some hundred MiB, not a score matrix."""
+    _, four = VARIANTS["turboquant-mse4"]
+    most = MSE.workspace_bytes(four, sample_part(256, 2, heads=32), 8192, 2**20)
+    assert most < 256 * 2**20
+    assert most <= MSE.workspace_bytes(four, sample_part(256, 2, heads=32), 8192, 2**21)
+
+
+def test_a_standalone_cache_is_of_the_same_codecs() -> None:
+    """The first seed's example: prod of 2 bits at width 64 with a sketch of 64 signs."""
+    params = {"bits": 2, "jl_dim": 64}
+    alone = PROD.build_standalone(64, variant(PROD, params))
+    mx.random.seed(2)
+    keys, values = mx.random.normal((20, 64)), mx.random.normal((20, 64))
+    query = mx.random.normal((64,))
+    for key, value in zip(keys, values, strict=True):
+        alone.append(key, value)
+    served = PROD.build(LayerSpec(index=0, part=sample_part(64, 4, heads=1)), variant(PROD, params))
+    k, v = served.update_and_fetch(keys[None, None], values[None, None])
+    expected = k.attend(query[None, None, None], v, 64**-0.5).flatten()
+    assert float(mx.abs(alone.attend(query) - expected).max()) < 1e-5
+    assert len(alone) == 20
+
+
+@pytest.mark.parametrize("label", sorted(VARIANTS))
+def test_a_model_of_width_48_answers_nearly_as_with_its_own_cache(label: str) -> None:
+    """A tiny llama whose heads no affine group divides: errors of its logits fall with each bit."""
+    method, chosen = VARIANTS[label]
+    mx.random.seed(3)
+    shape = {"hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 4}
+    model = llama.Model(
+        llama.ModelArgs(
+            model_type="llama", num_key_value_heads=2, head_dim=48, rms_norm_eps=1e-5, vocab_size=50, **shape
+        )
+    )
+    tokens = mx.arange(40)[None]
+    caches = [method.build(LayerSpec(index=i, part=sample_part(48, 4, heads=2)), chosen) for i in range(2)]
+    own, ours = model(tokens), model(tokens, cache=caches)
+    error = float(mx.abs(own - ours).mean() / mx.abs(own).mean())
+    # A vector's relative error is the square root of the paper's 0.117, 0.03 and 0.009 at 2, 3, 4 bits, times sqrt(3)
+    # or so for the sketch; averaging over tokens and the residual stream take most of it away.
+    assert error < {"5": 0.06, "4": 0.12, "3": 0.2, "2": 0.4}[label[-1]]
