@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -115,3 +117,10 @@ def test_progress_ends_at_two_whole_runs(tiny: SimpleNamespace) -> None:
     measured(tiny, "fp16", watch=told.append)
     assert told == sorted(told)
     assert told[-1] == 2 * 320
+
+
+def test_the_room_opens_without_arrays() -> None:
+    """Names can be had, and a command line that prints its help pays for no mlx."""
+    code = "import sys, veloxquant.measure as room; [getattr(room, name) for name in room.__all__]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"mlx", "mlx.core", "mlx_lm", "psutil", "matplotlib"} & set(done.stdout.split()) == set()
