@@ -22,7 +22,7 @@ WALK_S, CALL_S, EVAL_S = 100.0, 2.0, 5.0
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Time passes by fixed amounts in walks, calls and evaluations; `evaluated` lists what each evaluation got."""
-    state = SimpleNamespace(now=0.0, evaluated=[])
+    state = SimpleNamespace(now=0.0, evaluated=[], drained=[])
     evaluate = mx.eval
 
     def walk(root: Any) -> Iterator[Any]:
@@ -37,6 +37,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(clock, "perf_counter", lambda: state.now)
     monkeypatch.setattr(clock, "arrays", walk)
     monkeypatch.setattr(mx, "eval", spy)
+    monkeypatch.setattr(mx, "synchronize", lambda: state.drained.append(len(state.evaluated)))
     return state
 
 
@@ -65,6 +66,7 @@ def test_only_the_call_and_what_it_makes_is_timed(scripted: Any) -> None:
     assert before == {(1, 1, 2, 3), (1, 1, 2, 4), (9,)}
     assert within == {(1, 1, 2, 3), (1, 1, 2, 4), (8,)}
     assert handle.cache is cache
+    assert scripted.drained == [1]  # after the inputs were computed, before the call: no other work runs meanwhile
 
 
 def test_appends_and_attention_of_a_standalone_cache_are_timed_alike(scripted: Any) -> None:

@@ -201,6 +201,28 @@ def test_a_batch_of_profiled_caches_is_profiled(make: Any, batch: Any, kv: Any) 
     assert merged.batch_profile() is None
 
 
+def test_the_cache_itself_never_meets_a_wrapper() -> None:
+    """A class that compares types when it merges or extends sees its own."""
+
+    class Strict(KVCache):  # type: ignore[misc]
+        rows = 1
+
+        @classmethod
+        def merge(cls, caches: list[Any]) -> Any:
+            assert [type(cache) for cache in caches] == [cls] * len(caches)
+            merged = cls()
+            merged.rows = len(caches)
+            return merged
+
+        def extend(self, other: Any) -> None:
+            assert type(other) is type(self)
+            self.rows += other.rows
+
+    merged = MLXCacheProfiler(Strict()).merge([MLXCacheProfiler(Strict()), MLXCacheProfiler(Strict())])
+    merged.extend(MLXCacheProfiler(Strict()))
+    assert merged.rows == 3
+
+
 def test_a_converted_cache_goes_on_with_the_figures(kv: Any) -> None:
     """What mlx-lm's kv_bits puts in the list: the float peak stays, the packed bytes are what is held now."""
     profiled = MLXCacheProfiler(KVCache(), 2)
