@@ -127,15 +127,18 @@ class Directory:
         with reaching(self.index_path, "write"):
             aside = write_aside(self.index_path, text, durable=False)
             try:
-                with self.lock.held():
-                    if index.stamp(self.index_path) != stamp:
-                        raise _Overtaken
-                    aside.replace(self.index_path)
-                    return signature(self.index_path.lstat())
+                return self._replace_index(aside, stamp)
             except FileNotFoundError as error:
                 raise _Overtaken from error  # swept by another process, which could not know whose it was
             finally:
                 drop(aside)
+
+    def _replace_index(self, aside: Path, stamp: Signature | None) -> Signature:
+        with self.lock.held():
+            if index.stamp(self.index_path) != stamp:
+                raise _Overtaken
+            aside.replace(self.index_path)
+            return signature(self.index_path.lstat())
 
     def refresh(self) -> list[str]:
         """Look at the folder again, keeping other threads out for moments only; returns temporary files lying in it."""

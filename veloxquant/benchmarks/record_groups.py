@@ -256,26 +256,40 @@ def _all(traits: Mapping[Trait, _Runs], label: str, asked: Asked, accepts: Accep
 def _best(traits: Mapping[Trait, _Runs], accepts: Accepts, asked: Asked, wanted: set[str] | None) -> dict[str, _Found]:
     """The first that `_all` would give, for each label."""
     found: dict[str, _Found] = {}
-    (query, threshold, factor), (low, high) = asked, asked.near()
+    within = asked.near()
     ranked = [(*asked.factors(trait), runs) for trait, runs in traits.items()]
     ranked.sort(key=lambda one: one[0] * one[1], reverse=True)
     contexts: dict[int, float] = {}
     for machine, rows, runs in ranked:
-        limit = factor * machine * rows * _ROUNDING
-        if limit < threshold:
+        limit = asked.factor * machine * rows * _ROUNDING
+        if limit < asked.threshold:
             break
         for label, run in list(runs.items()) if wanted is None else [(one, runs[one]) for one in wanted & runs.keys()]:
             best = found.get(label)
             if best is not None and -best[0] > limit:
                 continue
-            for entry in _nearest(run, query.context_length, (low, high), accepts):
-                context = entry[0]
-                if context not in contexts:
-                    contexts[context] = size_factor(context, query.context_length)
-                score = factor * (machine * contexts[context] * rows)
-                if score >= threshold and (best is None or (-score, *entry[1:3]) < best[:3]):
-                    best = found[label] = (-score, *entry[1:4])
+            near = _nearest(run, asked.query.context_length, within, accepts)
+            rivals = [*_scored(near, machine, rows, asked, contexts), *([] if best is None else [best])]
+            if rivals:
+                found[label] = min(rivals, key=_rank)
     return found
+
+
+def _rank(found: _Found) -> tuple[float, float, str]:
+    return found[:3]
+
+
+def _scored(
+    near: Iterable[Entry], machine: float, rows: float, asked: Asked, contexts: dict[int, float]
+) -> Iterator[_Found]:
+    """Those that reach the threshold. `contexts` remembers what a context is worth: few differ."""
+    for entry in near:
+        context = entry[0]
+        if context not in contexts:
+            contexts[context] = size_factor(context, asked.query.context_length)
+        score = asked.factor * (machine * contexts[context] * rows)
+        if score >= asked.threshold:
+            yield (-score, *entry[1:4])
 
 
 def _nearest(run: Run, asked: int, within: tuple[float, float], accepts: Accepts) -> Iterator[Entry]:
