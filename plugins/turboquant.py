@@ -33,7 +33,8 @@ _MAX_SEED = 2**53
 
 _HARD_KL = {1: 6.1, 2: 1.35582, 3: 0.30343, 4: 0.07214, 5: 0.01917, 6: 0.0051, 7: 0.0014, 8: 0.00036}
 """Mean KL in nats a token of SmolLM2-135M-Instruct (head width 64, 4,096 tokens, every token of K and V quantized)
-against its float32 cache: measured at 2 to 5 bits. The others were not: a bit is a factor of 3.8 there from 4 to 5, and
+against its float32 cache: measured at 2 to 5 bits with simulated quantizers (the packed cache has 0.0744 at 4 bits and
+0.266 at 3 on the first 1,024 tokens). The others were not: a bit is a factor of 3.8 there from 4 to 5, and
 of 4.5 from 2 to 3; 1 bit takes the latter, 6 to 8 bits the former."""
 
 _MIDDLE = 0.44
@@ -53,15 +54,14 @@ _SOURCE = (
     "Qwen3.5-35B-A3B's published turbo3 and turbo4 (lower end)"
 )
 
-
-_SKETCH_COST = 5.8
-"""How much more keys with a sketch diverge than keys with levels alone at the same bits: 0.430 nats a token against
-0.0744 at 4 bits. Being right on average is paid for with noise in every score, which the softmax magnifies. Of other
-bits it is a guess."""
+_HARD_SKETCH_KL = {1: 7.0, 2: 3.58022, 3: 1.56823, 4: 0.43049, 5: 0.113, 6: 0.03, 7: 0.0083, 8: 0.0021}
+"""The same model with a sketch in its keys, the first 1,024 of those tokens, really packed: measured at 2, 3 and 4
+bits. On these tokens levels alone have 0.266 at 3 bits and 0.0744 at 4, a sixth: being right on average is paid for
+with noise in every score, which the softmax magnifies. Above 4 bits the table takes that ratio (5.9), below 2 twice."""
 
 _SKETCH_SOURCE = (
-    "0.430 over 0.0744 nats at 4 bits on SmolLM2-135M, the first 1,024 tokens of the sorted pydoc topics in chunks of "
-    "256, float32, both packed; other bits not measured"
+    "SmolLM2-135M at 1,024 tokens (the sorted pydoc topics in chunks of 256, float32, really packed; upper end), "
+    "scaled as the affine format's by Llama-3.2-3B and, without a figure of its own, by Qwen3.5-35B-A3B's turbo3"
 )
 
 _UNPACK_PS = 120.0
@@ -154,7 +154,7 @@ class TurboQuantMSE(Method):
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
-        return _prior(_chosen(variant))
+        return _prior(_chosen(variant).bits)
 
     def unpack_cost(self, variant: Variant) -> float:
         """What MLX's ordinary kernels take, which are not fused: see `_UNPACK_PS`."""
@@ -199,15 +199,9 @@ class TurboQuantProd(TurboQuantMSE):
         return [*super().parameters(), sketch]
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
-        """The range of `turboquant_mse`, times what the sketch cost on one model."""
-        prior = _prior(_chosen(variant))
-        cost = _SKETCH_COST
-        return QualityPrior(
-            kl_mean=prior.kl_mean * cost,
-            low=prior.low,
-            high=prior.high * cost,
-            source=f"{prior.source}; times {cost:g}: {_SKETCH_SOURCE}",
-        )
+        """As `turboquant_mse`, from its own measured figures."""
+        hard = _HARD_SKETCH_KL[_chosen(variant).bits]
+        return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=_SKETCH_SOURCE)
 
     def unpack_cost(self, variant: Variant) -> float:
         """Keys are unpacked twice, levels and signs; values once."""
@@ -287,9 +281,9 @@ def _mse(width: int, chosen: _Set) -> Any:
     return make({"name": "turboquant_mse", **_described(width, chosen)})
 
 
-def _prior(chosen: _Set) -> QualityPrior:
-    hard = _HARD_KL[chosen.bits]
-    low = min(hard * _LOW, _PUBLISHED_KL.get(chosen.bits, hard))
+def _prior(bits: int) -> QualityPrior:
+    hard = _HARD_KL[bits]
+    low = min(hard * _LOW, _PUBLISHED_KL.get(bits, hard))
     return QualityPrior(kl_mean=hard * _MIDDLE, low=low, high=hard, source=_SOURCE)
 
 

@@ -102,6 +102,8 @@ def test_an_impostor_hides_nothing(place: Callable[..., Place], short_folder: Pa
     assert listed == [
         ["affine", "veloxquant", "ready"],
         ["fp16", "veloxquant", "ready"],
+        ["turboquant_mse", "veloxquant", "ready"],
+        ["turboquant_prod", "veloxquant", "ready"],
         ["affine", "vqtest-duplicate", "quarantined"],
     ]
     shown = there.ctl("methods", "show", "affine").stdout
