@@ -102,7 +102,7 @@ def test_a_subscriber_gets_the_full_state_first(configured: Callable[[str], Daem
     assert wire.call("subscribe") == {"topics": ["generation", "hardware", "methods", "records", "warnings"]}
     first = notice(wire)
     assert (first["event"], first["full"], first["generation"]) == ("state", True, 0)
-    assert first["state"]["methods"] == {"ready": 2, "quarantined": {}}
+    assert first["state"]["methods"] == {"ready": 4, "quarantined": {}}
     assert first["state"]["hardware"]["sources"]
     assert wire.call("unsubscribe", {"topics": ["hardware", "warnings"]}) == {
         "topics": ["generation", "methods", "records"]

@@ -55,7 +55,8 @@ def test_hello_is_optional(wire: Wire) -> None:
 def test_methods_are_listed_with_their_variants(wire: Wire) -> None:
     """The first-party ones."""
     rows = {row["name"]: row for row in wire.call("methods")["methods"]}
-    assert {name: row["state"] for name, row in rows.items()} == {"affine": "ready", "fp16": "ready"}
+    ours = ("affine", "fp16", "turboquant_mse", "turboquant_prod")
+    assert {name: row["state"] for name, row in rows.items()} == dict.fromkeys(ours, "ready")
     assert "affine4-g64" in [variant["label"] for variant in rows["affine"]["variants"]]
     with pytest.raises(errors.MethodNotFound, match="afine"):
         wire.call("methods", {"name": "afine"})
@@ -75,7 +76,7 @@ def test_status_tells_all(wire: Wire, shared: Daemon) -> None:
     status = wire.call("status")
     assert status["schema"] == "veloxquant.status/1"
     assert (status["pid"], status["socket"]) == (shared.process.pid, str(shared.socket))
-    assert status["methods"] == {"ready": 2, "quarantined": {}}
+    assert status["methods"] == {"ready": 4, "quarantined": {}}
     assert status["clients"]["now"] >= 1
     assert status["requests"]["by_method"]["ping"] >= 1
     assert status["process"]["engine_modules"] == []

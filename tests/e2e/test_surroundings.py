@@ -91,7 +91,7 @@ def test_an_impostor_hides_nothing(place: Callable[..., Place], short_folder: Pa
         ("quarantined", "vqtest-duplicate", 0),
     ]
     methods = there.client.status().methods
-    assert (methods.ready, list(methods.quarantined)) == (2, ["affine (vqtest-duplicate)"])
+    assert (methods.ready, list(methods.quarantined)) == (4, ["affine (vqtest-duplicate)"])
     wide = {**tiny, "hidden_size": 256}  # heads of width 64, which groups of 64 divide
     plan = there.client.plan(wide, hardware=MACHINE, methods=["affine"])
     assert plan.chosen is not None
