@@ -150,6 +150,7 @@ def test_trimming_is_never_having_added(kind: str, forgotten: int) -> None:
     other_keys, other_values = random(30, seed=2)
     cache = filled(kind, keys, values, [40])
     assert cache.is_trimmable()
+    assert cache.trim(-1) == cache.trim(0) == 0
     assert cache.trim(forgotten) == forgotten
     cache.update_and_fetch(other_keys, other_values)
     kept = 40 - forgotten

@@ -125,7 +125,7 @@ class PackedKVCache:
 
     def trim(self, n: int) -> int:
         """Forget the last n tokens, or all if there are fewer; how many. Buffers stay, as the engine's do."""
-        n = min(self.offset, n)
+        n = max(0, min(self.offset, n))
         self.offset -= n
         return n
 
