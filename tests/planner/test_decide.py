@@ -106,6 +106,51 @@ def test_balanced_without_room_takes_the_most_headroom() -> None:
     assert _labels(answer) == ["seven", "eight"]
 
 
+def _unpacking(name: str, kl: float, times: float) -> Synthetic:
+    """Eight bits a number that take so many times as long for a token as 16 on ROOMY at 8,192 + 512 tokens."""
+    unpack_ps = 0.0
+    for _ in range(3):  # time is linear in it: two points give the line, the third run is on it
+        on_offer = offers(Own(), Synthetic(name, 8, kl, fused=True, unpack=unpack_ps))
+        answer = ask(llama_8b(), ROOMY, on_offer=on_offer, context_length=8192, objective="quality")
+        own, now = (candidate(answer, label).speed.latency_ms_per_token for label in ("fp16", name))
+        unpack_ps += (times * own - now) * 1e9 / (8704 * 65_536)  # ms; tokens x numbers a token of Llama-3-8B
+    return Synthetic(name, 8, kl, fused=True, unpack=unpack_ps)
+
+
+def test_fineness_does_not_buy_twice_the_time() -> None:
+    """Just below twice the engine's own time is taken for its quality, just above is out while another fits."""
+    quick = Synthetic("quick", 4, 0.04, fused=True)
+    for times, chosen in ((1.99, "fine"), (2.01, "quick")):
+        fine = _unpacking("fine", 0.001, times)
+        answer = ask(llama_8b(), ROOMY, on_offer=offers(fine, quick), context_length=8192)
+        assert answer.chosen.label == chosen
+    assert rejection(answer, "fine").reason == "too_slow"
+    assert ask(
+        llama_8b(), ROOMY, on_offer=offers(fine, quick), context_length=8192, objective="quality"
+    ).chosen.label == ("fine")
+    assert ask(llama_8b(), ROOMY, on_offer=offers(fine), context_length=8192).chosen.label == "fine"
+
+
+def test_a_slow_variant_is_behind_a_quick_one_above_the_floor_and_ahead_of_a_broken_one() -> None:
+    """0.1 nats are up to ten times the floor of 0.05, 3 nats are beyond."""
+    fine = _unpacking("fine", 0.001, 4)
+    rough, broken = Synthetic("rough", 4, 0.1, fused=True), Synthetic("broken", 2, 3.0, fused=True)
+    answer = ask(llama_8b(), ROOMY, on_offer=offers(fine, rough, broken), context_length=8192)
+    assert _labels(answer) == ["rough", "fine"]
+    warning = next(note.text for note in answer.warnings if note.code == "quality_below_soft_floor")
+    assert "no variant that fits and is quick enough keeps within it" in warning
+    assert "fine (0.001) fits too and takes 4 times as long for a token as the engine's own cache" in warning
+    for objective in ("balanced", "latency", "throughput"):
+        alone = ask(llama_8b(), ROOMY, on_offer=offers(fine, broken), context_length=8192, objective=objective)
+        assert alone.chosen.label == "fine"
+
+
+def test_requests_that_wait_for_each_other_are_not_slow_for_that() -> None:
+    """Eight requests one after another take eight times as long as a batch of 16 bits; alone each is quicker."""
+    answer = ask(llama_8b(), ROOMY, context_length=8192, num_concurrent_requests=8)
+    assert candidate(answer, "affine8-g64").speed.latency_ms_per_token > 2 * answer.chosen.speed.latency_ms_per_token
+
+
 def test_max_kl_is_a_hard_floor() -> None:
     """Nothing above it is used, even when nothing else fits."""
     answer = ask(llama_8b(), TIGHT, context_length=131072, max_kl=0.01)

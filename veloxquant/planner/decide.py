@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from veloxquant.planner.option import Option
     from veloxquant.planner.result import Evidence, Rejected
 
+SLOW = 2.0
+"""More than this many times what a token takes in the engine's own cache is bought by no fineness of another one."""
+_TIMED = ("balanced", "latency", "throughput")
+_BROKEN = 3
 _TIME_STEP = 1.1
 _STEADY = 1e-9
 """Keeps figures that lie on a step's edge on one side of it."""
@@ -59,14 +63,22 @@ def below_soft_floor(option: Option) -> bool:
 
 
 def floors_missed(option: Option) -> int:
-    """0 within the soft floor, 1 up to ten times as much, 2 beyond: bytes or speed never buy what is that broken.
+    """0 for none, 1 for one of quality and pace, 2 for both, 3 for a broken one: nothing ever buys what is that broken.
 
     At ten times the floor of 0.05 nats a third of a small model's greedy tokens already differ (0.42 nats, 67 % the
     same: SmolLM2-135M at 3 bits in groups of 32), so what is worse is used only where nothing else fits.
     """
-    if not below_soft_floor(option):
-        return 0
-    return 1 if option.quality.kl_mean <= 10 * soft_floor(option.setting.workload.context_length) else 2
+    return _BROKEN if _is_broken(option) else below_soft_floor(option) + is_slow(option)
+
+
+def is_slow(option: Option) -> bool:
+    """Whether the variant misses the soft floor of pace, for objectives that count time at all: see SLOW."""
+    counts = option.setting.workload.objective in _TIMED and not _is_broken(option)
+    return counts and option.slowdown > SLOW
+
+
+def _is_broken(option: Option) -> bool:
+    return below_soft_floor(option) and option.quality.kl_mean > 10 * soft_floor(option.setting.workload.context_length)
 
 
 def tied(one: Option, other: Option) -> bool:
@@ -88,8 +100,10 @@ def _objective(option: Option) -> _Place:
         return (_time_step(option),)
     if objective == "throughput":
         return (_rate_step(option),)
-    if objective == "quality" or option.roomy:
-        return (0, _octave(option.quality.kl_mean))
+    if objective == "quality":
+        return (_octave(option.quality.kl_mean),)
+    if option.roomy:
+        return (0, is_slow(option), _octave(option.quality.kl_mean))
     return (1, option.sizing.least_peak)
 
 
@@ -147,7 +161,13 @@ def misses_latency(option: Option) -> Rejected | None:
 
 def _soft_miss(option: Option, least: int) -> Rejected:
     quality, floor = option.quality, floor_for(option.setting.workload)
-    above = f"more than ten times {floor:g}" if least else f"above {floor:g}"
+    if is_slow(option) and below_soft_floor(option) <= least and option.decode is not None:
+        detail = (
+            f"{option.decode.ms:.3g} ms a token ({_source(option.decode.evidence)}), {option.slowdown:.2g} times the "
+            "engine's own cache's; another variant that fits is quicker"
+        )
+        return rejected(option.offer, "too_slow", detail, grounds=option.decode.evidence)
+    above = f"more than ten times {floor:g}" if _is_broken(option) else f"above {floor:g}"
     detail = (
         f"{quality.kl_mean:.3g} nats a token ({_source(quality.evidence)}), {above} "
         "at this context, and another variant that fits is below"

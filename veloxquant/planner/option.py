@@ -85,6 +85,22 @@ class Option:
         """Decode as asked, None when unknown."""
         return self.decode_of(self.setting.workload.num_concurrent_requests)
 
+    @cached_property
+    def slowdown(self) -> float:
+        """Decode time of a request alone by the engine's own cache's; 1 where either is unknown.
+
+        Alone, since requests that wait for each other are no slower for what the cache is made of.
+        """
+        if self.engine_own:
+            return 1.0
+        setting, workload = self.setting, self.setting.workload
+        if workload.num_concurrent_requests == 1:
+            own, found = setting.baseline_decode, self.decode
+        else:
+            alone = msgspec.structs.replace(workload, num_concurrent_requests=1)
+            own, found = setting.own_decode(alone), self.decode_of(1)
+        return 1.0 if own is None or found is None else found.ms / own.ms
+
     def decode_of(self, requests: int) -> Decode | None:
         """Decode with another number of requests side by side."""
         setting, workload, own = self.setting, self.setting.workload, self.setting.baseline_decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.hardware import chips
-from veloxquant.planner.decide import below_soft_floor, misses_latency, straddles, tied
+from veloxquant.planner.decide import below_soft_floor, is_slow, misses_latency, straddles, tied
 from veloxquant.planner.largest import fits
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
@@ -92,7 +92,8 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
 
 def _about_quality(chosen: Option, options: Sequence[Option]) -> Iterable[Note]:
     workload, quality = chosen.setting.workload, chosen.quality
-    quick = "" if workload.max_latency_ms is None else " and is quick enough"
+    fine_but_slow = any(is_slow(o) and not o.sizing.short_by and not below_soft_floor(o) for o in options)
+    quick = " and is quick enough" if workload.max_latency_ms is not None or fine_but_slow else ""
     if below_soft_floor(chosen):
         text = (
             f"{chosen.label} diverges by {quality.kl_mean:.3g} nats a token ({quality.evidence.source}, "
@@ -120,6 +121,8 @@ def _finest_passed_over(chosen: Option, options: Sequence[Option]) -> str:
     objective = chosen.setting.workload.objective
     if tied(finest, chosen):
         why = f"counts as equal under {objective}, where the fewer bytes are taken"
+    elif is_slow(finest) and not is_slow(chosen):
+        why = f"takes {finest.slowdown:.2g} times as long for a token as the engine's own cache"
     elif objective == "balanced":
         why = "leaves less than a tenth of the working set free" if chosen.roomy else "leaves less memory free"
     else:
