@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from veloxquant.caches.rotation import gaussian, rotation, rotation_parts, sketch_parts
+from veloxquant.caches.rotation import gaussian, process_bytes, rotation, rotation_parts, sketch_parts
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 64, 80, 96, 112, 128, 200, 576])
@@ -69,3 +69,12 @@ def test_a_matrix_is_made_once() -> None:
     """Every cache of a width shares it."""
     assert rotation(64, 0) is rotation(64, 0)
     assert isinstance(rotation(64, 0), mx.array)
+
+
+def test_the_bytes_of_all_matrices_are_told() -> None:
+    """A new rotation of width 36 adds 4 x 36^2, its parts twice that, a sketch of 5 rows likewise; asked again, none."""
+    before, square, rows = process_bytes(), 4 * 36**2, 4 * 5 * 36
+    for _ in range(2):
+        rotation_parts(36, 987)
+        sketch_parts(5, 36, 987)
+        assert process_bytes() - before == 3 * (square + rows)

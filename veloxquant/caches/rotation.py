@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 
@@ -17,6 +18,13 @@ from veloxquant.caches.ordered import Parts, cut
 
 _KEPT = 128
 """Matrices of so many (width, seed) pairs are kept; a model has a handful."""
+_alive: WeakValueDictionary[int, mx.array] = WeakValueDictionary()
+"""Every array that was made here and is still held by anybody, by its id."""
+
+
+def process_bytes() -> int:
+    """Bytes of all matrices that are held now: once a process, whatever the number of layers and caches."""
+    return sum(array.nbytes for array in list(_alive.values()))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -31,7 +39,7 @@ def rotation(width: int, seed: int) -> mx.array:
         q, r = mx.linalg.qr(made)
         matrix = q * mx.where(mx.diagonal(r) < 0, -1.0, 1.0)
         mx.eval(matrix)
-    return matrix
+    return _counted(matrix)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -40,7 +48,7 @@ def gaussian(rows: int, width: int, seed: int) -> mx.array:
     with mx.stream(mx.cpu):
         made = mx.random.normal((rows, width), key=_keys(seed)[1])
         mx.eval(made)
-    return made
+    return _counted(made)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -59,7 +67,14 @@ def _evaluated(matrix: mx.array) -> Parts:
     with mx.stream(mx.cpu):
         parts = cut(matrix)
         mx.eval(parts)
+    for part in parts:
+        _counted(part)
     return parts
+
+
+def _counted(array: mx.array) -> mx.array:
+    _alive[id(array)] = array
+    return array
 
 
 def _keys(seed: int) -> mx.array:
