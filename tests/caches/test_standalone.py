@@ -180,6 +180,26 @@ def test_a_pair_is_stored_together_or_not_at_all() -> None:
     assert cache.memory_bytes() == 0
 
 
+def test_a_pair_is_checked_without_being_stored() -> None:
+    """check_pair refuses what append refuses, by the same words, and passes what append_key and append_value take."""
+    cache = StandaloneCache(FloatCodec(4), FloatCodec(6))
+    cache.append(mx.zeros((1, 4), dtype=mx.float16), mx.zeros((1, 6)))
+    good = (mx.zeros((2, 4), dtype=mx.float16), mx.zeros((2, 6)))
+    bad = [(mx.zeros((2, 4)), good[1]), (good[0], good[1][:1]), (good[0], mx.zeros((2, 5))), (None, good[1])]
+    for pair in bad:
+        with pytest.raises(InvalidParams) as stored:
+            cache.append(*pair)
+        with pytest.raises(InvalidParams) as checked:
+            cache.check_pair(*pair)
+        assert (str(checked.value), checked.value.field) == (str(stored.value), stored.value.field)
+    before = cache.memory_bytes()
+    cache.check_pair(*good)
+    assert (len(cache), cache.memory_bytes()) == (1, before)
+    cache.append_key(good[0])
+    cache.append_value(good[1])
+    assert len(cache) == 3
+
+
 def test_attention_waits_for_tokens_and_for_their_values() -> None:
     """An empty cache and a key without a value are errors that say what to do."""
     cache = StandaloneCache(FloatCodec(4), FloatCodec(4))

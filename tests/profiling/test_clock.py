@@ -25,9 +25,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     state = SimpleNamespace(now=0.0, evaluated=[], drained=[])
     evaluate = mx.eval
 
-    def walk(root: Any) -> Iterator[Any]:
+    def walk(*roots: Any) -> Iterator[Any]:
         state.now += WALK_S
-        return arrays(root)
+        return arrays(*roots)
 
     def spy(made: list[mx.array]) -> None:
         state.now += EVAL_S

@@ -209,14 +209,14 @@ def test_a_copy_keeps_the_width_of_its_baseline() -> None:
 
 
 def test_a_cache_that_reports_less_than_it_holds_is_found_out() -> None:
-    """3 tokens are held, one is admitted."""
+    """6 tokens are held, two are admitted."""
 
     class Lying(Plain):
         def memory_bytes(self) -> int:
             return super().memory_bytes() // 3
 
-    profile = run(KVCacheProfiler(Lying(), head_dim=WIDTH)).profile()
-    assert (profile.reported_bytes, profile.resident_bytes, profile.reported_difference) == (512, 1536, -1024)
+    profile = run(KVCacheProfiler(Lying(), head_dim=WIDTH), tokens=6).profile()
+    assert (profile.reported_bytes, profile.resident_bytes, profile.reported_difference) == (1024, 3072, -2048)
     assert profile.is_lying
     assert not run(KVCacheProfiler(Plain(), head_dim=WIDTH)).profile().is_lying
 

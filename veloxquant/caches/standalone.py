@@ -49,13 +49,17 @@ class StandaloneCache:
         self._values.add(self._values.rows(v))
 
     def append(self, k: Any, v: Any) -> None:
-        """Store as many keys as values; neither when one of them is refused."""
-        keys, values = self._keys.rows(k), self._values.rows(v)
-        if len(keys) != len(values):
-            message = f"{len(keys)} keys and {len(values)} values were given"
-            raise InvalidParams(message, hint="give a value for each key", field="v")
+        """Store as many keys as values; neither when one of them is refused. Raises what check_pair raises."""
+        keys, values = self._pair(k, v)
         self._keys.add(keys)
         self._values.add(values)
+
+    def check_pair(self, k: Any, v: Any) -> None:
+        """Raise the InvalidParams that `append(k, v)` would, and store nothing.
+
+        For who must store the two one after the other: what passes here, append_key(k) and append_value(v) take.
+        """
+        self._pair(k, v)
 
     def attend(self, q: Any) -> mx.array:
         """softmax(q k / sqrt(width)) v over all tokens, for (width,) or (n, width) -> the same with the value width.
@@ -80,6 +84,13 @@ class StandaloneCache:
     def __bool__(self) -> bool:
         """True, also while empty."""
         return True
+
+    def _pair(self, k: Any, v: Any) -> tuple[mx.array, mx.array]:
+        keys, values = self._keys.rows(k), self._values.rows(v)
+        if len(keys) != len(values):
+            message = f"{len(keys)} keys and {len(values)} values were given"
+            raise InvalidParams(message, hint="give a value for each key", field="v")
+        return keys, values
 
     def _check_complete(self) -> None:
         keys, values = self._keys.count, self._values.count

@@ -14,29 +14,30 @@ if TYPE_CHECKING:
 _MS = 1e3
 
 
-def timed(cache: Any, call: Callable[..., Any], *inputs: Any) -> tuple[Any, float]:
-    """`call(*inputs)`, a use of `cache`: (its result unchanged, ms).
+def timed(cache: Any, call: Callable[..., Any], *inputs: Any, **named: Any) -> tuple[Any, float]:
+    """`call(*inputs, **named)`, a use of `cache`: (its result unchanged, ms).
 
     Before: inputs and all arrays of the cache are evaluated and the stream is drained, so that neither the model's work
     nor another call's is counted. After: every array of the result, in any nesting, and every array that the cache now
-    holds is evaluated, so that work which is only promised is counted. Walking to those arrays is not counted.
+    holds is evaluated, so that work which is only promised is counted. Walking to those arrays is not counted. What the
+    walk does not see (`caches.held` says what) is not evaluated by it, and its promised work is in no figure.
 
     Raises InvalidParams inside mx.compile or mx.vmap, where no array has a value and nothing can be timed.
     """
     import mlx.core as mx
 
-    _compute((cache, inputs))
+    _compute(cache, inputs, named)
     mx.synchronize()
     began = perf_counter()
-    result = call(*inputs)
+    result = call(*inputs, **named)
     called = perf_counter()
-    made = list(arrays((result, cache)))
+    made = list(arrays(cache, result))
     resumed = perf_counter()
     mx.eval(made)
     return result, (perf_counter() - resumed + called - began) * _MS
 
 
-def _compute(given: Any) -> None:
+def _compute(*given: Any) -> None:
     """Evaluate what a call is given.
 
     A function of its own: a list of the arrays that lived on would keep buffers from being written in place, and the
@@ -45,7 +46,7 @@ def _compute(given: Any) -> None:
     import mlx.core as mx
 
     try:
-        mx.eval(list(arrays(given)))
+        mx.eval(list(arrays(*given)))
     except ValueError as error:
         raise InvalidParams(
             f"a profiled cache cannot be timed here: {error}",

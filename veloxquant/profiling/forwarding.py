@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -30,23 +31,33 @@ _SPECIAL = (
 _OWN = ("_profiled_cache", "_profiled_tally", "_profiled_whole")
 
 
-class _WhereWrappedHas:
-    """A function of the wrapper that is there only on objects whose wrapped cache has one of the same name."""
+class _Where:
+    """A function of the wrapper that is there only on objects whose wrapped cache has what it needs."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], needs: Callable[[Any], object]) -> None:
         self._function = function
+        self._needs = needs
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self._function
-        getattr(instance._profiled_cache, self._function.__name__)  # noqa: SLF001 -- AttributeError is the answer
+        self._needs(instance._profiled_cache)  # noqa: SLF001 -- AttributeError is the answer
         return MethodType(self._function, instance)
 
 
 def where_wrapped_has(function: F) -> F:
-    """Decorator: keep `hasattr` truthful for this function."""
-    return cast("F", _WhereWrappedHas(function))
+    """Decorator: keep `hasattr` truthful for this function, which needs the cache's of the same name."""
+    return where_wrapped(attrgetter(function.__name__))(function)
+
+
+def where_wrapped(needs: Callable[[Any], object]) -> Callable[[F], F]:
+    """Decorator like where_wrapped_has; `needs(cache)` reads what the function uses, so that AttributeError says no."""
+
+    def decorated(function: F) -> F:
+        return cast("F", _Where(function, needs))
+
+    return decorated
 
 
 class Forwarding:
@@ -80,7 +91,7 @@ class Forwarding:
         return True
 
     def __dir__(self) -> Iterable[str]:
-        own = {name for name, value in _attributes(type(self)) if not isinstance(value, _WhereWrappedHas)}
+        own = {name for name, one in _attributes(type(self)) if not isinstance(one, _Where) or hasattr(self, name)}
         return sorted(own | {*dir(self._profiled_cache)})
 
     def __repr__(self) -> str:
@@ -92,6 +103,12 @@ class Forwarding:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._profiled_again(copy.deepcopy(self._profiled_cache, memo))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as its base, its counts and the cache, whose own way of being pickled decides whether it works."""
+        base = _base(type(self))
+        own = {name: getattr(self, name) for name in _slots(base)}
+        return _unpickled, (base, type(self._profiled_cache), own)
 
     def _profiled_again(self, cache: Any) -> Self:
         """A wrapper of another cache that goes on from a copy of these counts."""
@@ -112,6 +129,19 @@ def put(wrapper: Forwarding, cache: Any, whole: Any, tally: Tally) -> None:
     """Give a wrapper its state, past its own __setattr__."""
     for name, value in zip(_OWN, (cache, tally, whole), strict=True):
         object.__setattr__(wrapper, name, value)
+
+
+def _slots(base: type) -> list[str]:
+    """Names of what a wrapper itself holds."""
+    return [name for one in base.__mro__ for name in vars(one).get("__slots__", ()) if name.startswith("_profiled")]
+
+
+def _unpickled(base: Any, wrapped: Any, own: dict[str, Any]) -> Any:
+    """The wrapper that `__reduce_ex__` took apart."""
+    wrapper = object.__new__(_class_for(base, wrapped))
+    for name, value in own.items():
+        object.__setattr__(wrapper, name, value)
+    return wrapper
 
 
 def unwrapped(value: Any) -> Any:

@@ -49,13 +49,14 @@ class MLXCacheProfiler(Forwarding):
         put(self, cache, cache, Tally(cache, LayerProfile(layer_id, is_fused=True), _CLAIMS))
 
     @where_wrapped_has
-    def update_and_fetch(self, keys: Any, values: Any) -> Any:
+    def update_and_fetch(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
         """The cache's own, timed until what it returns and holds is computed. Returns its result unchanged.
 
-        keys, values: (batch, KV heads, tokens, width). Adds tokens x 2 x key width to fp16_baseline_bytes.
+        keys, values: (batch, KV heads, tokens, width). Adds tokens x 2 x key width to fp16_baseline_bytes. Further
+        arguments go to the cache as they are; no byte of them is counted.
         """
         tally, whole = self._profiled_tally, self._profiled_whole
-        result, ms = timed(whole, self._profiled_cache.update_and_fetch, keys, values)
+        result, ms = timed(whole, self._profiled_cache.update_and_fetch, keys, values, *args, **kwargs)
         tokens, width = tokens_and_width(keys)
         profile = tally.profile
         profile.n_quantize_calls += 1

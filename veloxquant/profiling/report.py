@@ -9,10 +9,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from veloxquant.errors import InvalidParams, quoted
 from veloxquant.profiling.timeline import TimelinePoint  # noqa: TC001 -- the type of a field can be asked for
+
+_BOOKKEEPING_BYTES = 1024
+
+
+def _over(part: float, whole: float) -> float:
+    """The ratio; 0.0 where whole <= 0, inf where it is too large for a float."""
+    if whole <= 0:
+        return 0.0
+    try:
+        return part / whole
+    except OverflowError:
+        # Whole numbers are exact first. With a float on the other side, Python refuses the whole number itself.
+        return math.inf if part > whole else 0.0
 
 
 @dataclass
@@ -24,8 +38,10 @@ class LayerProfile:
     dequantize_ms_total, write_ms_total: all time in attend, in append_value; 0 when fused.
     peak_memory_bytes: the largest memory_bytes() or nbytes the cache gave after a call; 0 where it gives none.
     tokens_written: one for each append_key whatever its shape; the tokens (second last dimension of the keys) of each
-        update_and_fetch. That makes fp16_baseline_bytes = tokens_written x 2 x head_dim hold for both wrappers, as
-        documented, with the documented n_tokens x 2 x head_dim a fused call, and tokens_per_sec a rate of tokens.
+        update_and_fetch. The documentation contradicts itself: "Number of append_key / update_and_fetch calls (proxy
+        for tokens stored)" against fp16_baseline_bytes as "tokens_written * 2 * head_dim" to which a fused call "adds
+        n_tokens * 2 * head_dim", so that one prompt of n tokens would be 1 in the one and n in the other. Tokens it is,
+        as only they make that product true for both wrappers and tokens_per_sec a rate of tokens.
     is_fused: one time for quantize, store and dequantize together, in quantize_ms_total.
 
     true_fp16_bytes: 16-bit bytes of the K and V given since counting began: every head, row and both widths.
@@ -59,17 +75,17 @@ class LayerProfile:
     @property
     def quantize_ms_mean(self) -> float:
         """quantize_ms_total / n_quantize_calls, 0.0 without calls."""
-        return self.quantize_ms_total / self.n_quantize_calls if self.n_quantize_calls else 0.0
+        return _over(self.quantize_ms_total, self.n_quantize_calls)
 
     @property
     def dequantize_ms_mean(self) -> float:
         """dequantize_ms_total / n_dequantize_calls, 0.0 without calls."""
-        return self.dequantize_ms_total / self.n_dequantize_calls if self.n_dequantize_calls else 0.0
+        return _over(self.dequantize_ms_total, self.n_dequantize_calls)
 
     @property
     def compression_ratio(self) -> float:
         """fp16_baseline_bytes / peak_memory_bytes, 0.0 where peak_memory_bytes <= 0. See resident_ratio."""
-        return self.fp16_baseline_bytes / self.peak_memory_bytes if self.peak_memory_bytes > 0 else 0.0
+        return _over(self.fp16_baseline_bytes, self.peak_memory_bytes)
 
     @property
     def resident_ratio(self) -> float:
@@ -77,7 +93,7 @@ class LayerProfile:
 
         Not known without K and V, and for a cache that was not empty when counting began.
         """
-        return self.resident_bytes / self.true_fp16_bytes if self.true_fp16_bytes and not self.tokens_before else 0.0
+        return 0.0 if self.tokens_before else _over(self.resident_bytes, self.true_fp16_bytes)
 
     @property
     def reported_difference(self) -> int | None:
@@ -86,28 +102,30 @@ class LayerProfile:
 
     @property
     def is_lying(self) -> bool:
-        """The cache says other bytes of itself than its mx.arrays take; also said of one that keeps other arrays."""
-        return bool(self.reported_difference)
+        """The cache says other bytes of itself than its mx.arrays take; also said of one that keeps other arrays.
+
+        By more than 1,024 bytes and more than 1 % of resident_bytes. Below that are bookkeeping arrays that a class
+        leaves out of its nbytes: the offsets, paddings and lengths of mlx-lm's batches, 4 to 16 bytes a row, 1,024 for
+        64 rows. The share keeps the same rows of a large cache from an accusation that changes no decision; a claim
+        that hides tokens hides more. reported_difference is exact.
+        """
+        difference = abs(self.reported_difference or 0)
+        return difference > _BOOKKEEPING_BYTES and 100 * difference > self.resident_bytes
 
 
 @dataclass
 class ProfileReport:
     """Profiles of all layers in order, and the wall time in seconds that they cover, as the caller measured it.
 
-    Raises InvalidParams (`field` is elapsed_s) for a time that is negative, not finite or no number.
+    Raises InvalidParams (`field` is elapsed_s) for a time that is negative, not finite or no real number, also where it
+    is set later.
     """
 
     layers: list[LayerProfile] = field(default_factory=list)
     elapsed_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        value: object = self.elapsed_s
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise InvalidParams(
-                f"elapsed_s is {quoted(value)}, which is no time that passed",
-                hint="give the seconds between two calls of time.perf_counter(), or leave it out",
-                field="elapsed_s",
-            )
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, _elapsed(value) if name == "elapsed_s" else value)
 
     @property
     def total_bytes_written(self) -> int:
@@ -122,13 +140,13 @@ class ProfileReport:
     @property
     def tokens_per_sec(self) -> float:
         """total_tokens / elapsed_s, 0.0 where elapsed_s <= 0. See sequence_tokens_per_sec."""
-        return self.total_tokens / self.elapsed_s if self.elapsed_s > 0 else 0.0
+        return _over(self.total_tokens, self.elapsed_s)
 
     @property
     def overall_compression_ratio(self) -> float:
         """Sum of fp16_baseline_bytes / total_bytes_written, 0.0 where that is <= 0. See resident_ratio."""
         baseline = sum(layer.fp16_baseline_bytes for layer in self.layers)
-        return baseline / self.total_bytes_written if self.total_bytes_written > 0 else 0.0
+        return _over(baseline, self.total_bytes_written)
 
     @property
     def sequence_tokens(self) -> int:
@@ -139,7 +157,7 @@ class ProfileReport:
     def sequence_tokens_per_sec(self) -> float:
         """Tokens by which the sequence grew while it was counted / elapsed_s, 0.0 where elapsed_s <= 0."""
         grown = max((layer.sequence_tokens - layer.tokens_before for layer in self.layers), default=0)
-        return grown / self.elapsed_s if self.elapsed_s > 0 else 0.0
+        return _over(grown, self.elapsed_s)
 
     @property
     def true_fp16_bytes(self) -> int:
@@ -167,4 +185,19 @@ class ProfileReport:
         """resident_bytes / true_fp16_bytes over the layers where that is known, 0.0 where it is known of none."""
         known = [layer for layer in self.layers if layer.resident_ratio]
         given = sum(layer.true_fp16_bytes for layer in known)
-        return sum(layer.resident_bytes for layer in known) / given if given else 0.0
+        return _over(sum(layer.resident_bytes for layer in known), given)
+
+
+def _elapsed(value: object) -> float:
+    """Seconds as a float, from any real number (NumPy's, too). Raises InvalidParams."""
+    try:
+        seconds = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not math.isfinite(seconds) or seconds < 0:
+        raise InvalidParams(
+            f"elapsed_s is {quoted(value)}, which is no time that passed",
+            hint="give the seconds between two calls of time.perf_counter(), or leave it out",
+            field="elapsed_s",
+        )
+    return seconds

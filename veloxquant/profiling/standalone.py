@@ -6,13 +6,22 @@ from typing import Any
 
 from veloxquant.errors import InvalidParams, quoted
 from veloxquant.profiling.clock import timed
-from veloxquant.profiling.forwarding import Forwarding, put, where_wrapped_has
+from veloxquant.profiling.forwarding import Forwarding, put, where_wrapped, where_wrapped_has
 from veloxquant.profiling.measures import fp16_bytes
 from veloxquant.profiling.report import LayerProfile
 from veloxquant.profiling.tally import Tally
 
 _HALF = 2  # bytes of a 16-bit number
 _CLAIMS = ("memory_bytes", "nbytes")
+
+
+def _pairwise(cache: Any) -> bool:
+    return hasattr(cache, "append_key") and hasattr(cache, "append_value")
+
+
+def _appends(cache: Any) -> object:
+    """What `append` of the wrapper uses; AttributeError, by the name of the cache's class, where there is nothing."""
+    return _pairwise(cache) or cache.append
 
 
 class KVCacheProfiler(Forwarding):
@@ -22,7 +31,8 @@ class KVCacheProfiler(Forwarding):
     cache._d where it is not given and there, else 0, and then compression_ratio is 0.0. layer_id: label in reports.
     Raises InvalidParams for a cache without append_key or attend and for a head_dim that is no whole number from 0 up.
 
-    Everything but the functions below, read, set or deleted, reaches the cache.
+    Everything but the functions below, read, set or deleted, reaches the cache. The functions are there where the cache
+    has what they need; arguments beyond the documented ones go to the cache as they are.
     """
 
     __slots__ = ("_profiled_head_dim",)
@@ -39,32 +49,42 @@ class KVCacheProfiler(Forwarding):
         object.__setattr__(self, "_profiled_head_dim", _head_dim(cache, head_dim))
 
     @where_wrapped_has
-    def append_key(self, k: Any) -> None:
+    def append_key(self, k: Any, *args: Any, **kwargs: Any) -> None:
         """The cache's own, timed as quantize. Counts one token and 2 x head_dim bytes, whatever the shape of k."""
-        ms = self._profiled_timed("append_key", k)
-        profile = self._profiled_tally.profile
-        profile.n_quantize_calls += 1
-        profile.tokens_written += 1
-        profile.quantize_ms_total += ms
-        profile.fp16_baseline_bytes += _HALF * self._profiled_head_dim
-        self._profiled_stored(k, ms, calls=1)
+        ms = self._profiled_timed("append_key", k, *args, **kwargs)
+        self._profiled_keyed(ms)
+        self._profiled_stored((k,), ms, calls=1)
 
     @where_wrapped_has
-    def append_value(self, v: Any) -> None:
+    def append_value(self, v: Any, *args: Any, **kwargs: Any) -> None:
         """The cache's own, timed as write."""
-        ms = self._profiled_timed("append_value", v)
+        ms = self._profiled_timed("append_value", v, *args, **kwargs)
         self._profiled_tally.profile.write_ms_total += ms
-        self._profiled_stored(v, ms, calls=0)
+        self._profiled_stored((v,), ms, calls=0)
 
-    def append(self, k: Any, v: Any) -> None:
-        """append_key(k), then append_value(v), each timed for itself."""
+    @where_wrapped(_appends)
+    def append(self, k: Any, v: Any, *args: Any, **kwargs: Any) -> None:
+        """append_key(k), then append_value(v), each timed for itself; neither where the cache's check_pair refuses.
+
+        A cache that has no check_pair keeps the key of a value that it refuses. Further arguments, and caches without
+        append_key or append_value, take the cache's own append: one call and one token, all of its time as quantize.
+        is_fused stays False there, as attend is timed for itself.
+        """
+        cache = self._profiled_cache
+        if args or kwargs or not _pairwise(cache):
+            ms = self._profiled_timed("append", k, v, *args, **kwargs)
+            self._profiled_keyed(ms)
+            self._profiled_stored((k, v), ms, calls=1)
+            return
+        if hasattr(cache, "check_pair"):
+            cache.check_pair(k, v)
         self.append_key(k)
         self.append_value(v)
 
     @where_wrapped_has
-    def attend(self, q: Any) -> Any:
+    def attend(self, q: Any, *args: Any, **kwargs: Any) -> Any:
         """The cache's own, timed as dequantize until its result is computed. Returns it unchanged."""
-        result, ms = timed(self._profiled_cache, self._profiled_cache.attend, q)
+        result, ms = timed(self._profiled_cache, self._profiled_cache.attend, q, *args, **kwargs)
         profile = self._profiled_tally.profile
         profile.n_dequantize_calls += 1
         profile.dequantize_ms_total += ms
@@ -80,13 +100,20 @@ class KVCacheProfiler(Forwarding):
         """Count from zero. The cache and what it stores stay as they are."""
         self._profiled_tally.reset(self._profiled_cache)
 
-    def _profiled_timed(self, name: str, given: Any) -> float:
-        _, ms = timed(self._profiled_cache, getattr(self._profiled_cache, name), given)
+    def _profiled_timed(self, name: str, *given: Any, **named: Any) -> float:
+        _, ms = timed(self._profiled_cache, getattr(self._profiled_cache, name), *given, **named)
         return ms
 
-    def _profiled_stored(self, given: Any, ms: float, calls: int) -> None:
+    def _profiled_keyed(self, ms: float) -> None:
+        profile = self._profiled_tally.profile
+        profile.n_quantize_calls += 1
+        profile.tokens_written += 1
+        profile.quantize_ms_total += ms
+        profile.fp16_baseline_bytes += _HALF * self._profiled_head_dim
+
+    def _profiled_stored(self, given: tuple[Any, ...], ms: float, calls: int) -> None:
         tally = self._profiled_tally
-        tally.profile.true_fp16_bytes += fp16_bytes(given)
+        tally.profile.true_fp16_bytes += fp16_bytes(*given)
         tally.update(tally.after_call(self._profiled_cache), ms, calls)
 
     def _profiled_again(self, cache: Any) -> Any:

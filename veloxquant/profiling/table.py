@@ -2,7 +2,8 @@
 
 Units are fixed, so that rows and runs compare: times are means per call in µs with one decimal, sizes of the first
 table in MB of 1,000,000 bytes (as `units` reads them) with two; the second table gives bytes. A column is as wide as
-documented, or wider where an entry needs it.
+documented, or wider where an entry needs it. A label is one printable line, whatever it is made of, and a number that
+is no size of anything is given by its bound.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _WIDTHS = (12, 12, 13, 10)
 _HELD_HEADER = ("Layer", "Resident", "Peak", "Reported", "16-bit K+V", "Ratio")
 _HELD_WIDTHS = (12, 16, 16, 16, 16, 5)
 _LABEL = 21
+_MOST = 10**18
+"""An exabyte, a quintillion tokens: what a cache claims beyond is no measurement, and its digits would fill a page."""
 
 _FIRST = (
     "Above: documented formulas. Quantize and Dequantize are means per call (a fused update_and_fetch is all in",
@@ -68,10 +71,10 @@ def _table(header: Sequence[str], least: Sequence[int], rows: Sequence[Sequence[
 
 def _documented(layer: LayerProfile) -> tuple[str, ...]:
     return (
-        f"Layer {layer.layer_id}",
+        _label(layer),
         f"{layer.quantize_ms_mean * _US:.1f} µs",
         f"{layer.dequantize_ms_mean * _US:.1f} µs",
-        f"{layer.peak_memory_bytes / _MB:.2f} MB",
+        _mb(layer.peak_memory_bytes),
     )
 
 
@@ -79,8 +82,8 @@ def _totals(report: ProfileReport) -> list[str]:
     rate = [("Tokens/sec", f"{report.tokens_per_sec:.1f}")] if report.elapsed_s > 0 else []
     return _labelled(
         [
-            ("Total tokens", str(report.total_tokens)),
-            ("Total memory", f"{report.total_bytes_written / _MB:.2f} MB"),
+            ("Total tokens", _whole(report.total_tokens, "")),
+            ("Total memory", _mb(report.total_bytes_written)),
             ("Compression ratio", f"{report.overall_compression_ratio:.2f}x"),
             *rate,
         ]
@@ -89,11 +92,11 @@ def _totals(report: ProfileReport) -> list[str]:
 
 def _held(layer: LayerProfile) -> tuple[str, ...]:
     return (
-        f"Layer {layer.layer_id}",
-        f"{layer.resident_bytes:,}",
-        f"{layer.peak_resident_bytes:,}",
+        _label(layer),
+        _whole(layer.resident_bytes),
+        _whole(layer.peak_resident_bytes),
         _bytes(layer.reported_bytes),
-        f"{layer.true_fp16_bytes:,}",
+        _whole(layer.true_fp16_bytes),
         _ratio(layer.resident_ratio),
     )
 
@@ -102,15 +105,15 @@ def _held_totals(report: ProfileReport) -> list[str]:
     rate = [("Tokens/sec", f"{report.sequence_tokens_per_sec:.1f}")] if report.elapsed_s > 0 else []
     return _labelled(
         [
-            ("Sequence tokens", str(report.sequence_tokens)),
-            ("Resident", f"{report.resident_bytes:,}"),
-            ("Peak of each layer", f"{report.peak_resident_bytes:,}"),
+            ("Sequence tokens", _whole(report.sequence_tokens, "")),
+            ("Resident", _whole(report.resident_bytes)),
+            ("Peak of each layer", _whole(report.peak_resident_bytes)),
             ("Reported", _bytes(report.reported_bytes)),
-            ("16-bit K+V", f"{report.true_fp16_bytes:,}"),
+            ("16-bit K+V", _whole(report.true_fp16_bytes)),
             ("Resident/16-bit", _ratio(report.resident_ratio)),
             *rate,
             *(
-                (f"Layer {layer.layer_id} lies", f"reports {layer.reported_difference:+,} bytes")
+                (f"{_label(layer)} lies", f"reports {_whole(layer.reported_difference or 0, '+,')} bytes")
                 for layer in report.layers
                 if layer.is_lying
             ),
@@ -122,8 +125,26 @@ def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{label + ':':<{_LABEL}}{value}" for label, value in rows]
 
 
+def _label(layer: LayerProfile) -> str:
+    """One line that moves no cursor."""
+    text = f"Layer {layer.layer_id}"
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def _bytes(size: int | None) -> str:
-    return "-" if size is None else f"{size:,}"
+    return "-" if size is None else _whole(size)
+
+
+def _mb(size: int) -> str:
+    return f"{_beyond(size)} bytes" if abs(size) > _MOST else f"{size / _MB:.2f} MB"
+
+
+def _whole(number: int, form: str = ",") -> str:
+    return _beyond(number) if abs(number) > _MOST else f"{number:{form}}"
+
+
+def _beyond(number: int) -> str:
+    return "over 1e18" if number > 0 else "below -1e18"
 
 
 def _ratio(ratio: float) -> str:
