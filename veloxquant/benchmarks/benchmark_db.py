@@ -16,6 +16,7 @@ from veloxquant.benchmarks.directory import Directory, no_collections
 from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
 from veloxquant.benchmarks.folder import encode
+from veloxquant.benchmarks.handed_out import copied, taken
 from veloxquant.benchmarks.matching import THRESHOLD
 from veloxquant.benchmarks.merge_run import take_in
 from veloxquant.benchmarks.merging import renamed, version_id
@@ -23,7 +24,7 @@ from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
 from veloxquant.benchmarks.storage import list_folder, make_folder, placed, reaching
-from veloxquant.benchmarks.validation import check_types, invalid
+from veloxquant.benchmarks.validation import check_types, invalid, is_id
 from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
@@ -93,27 +94,26 @@ class BenchmarkDatabase:
         """Write every record that was changed in memory, and the index.
 
         All are checked before the first is written. A record that another process deleted meanwhile stays deleted, one
-        that it replaced stays replaced; files set aside are not touched. Raises RecordInvalid naming the field.
+        that it replaced stays replaced; files set aside are not touched. Raises RecordInvalid naming the field, also
+        where the id was changed: with another id it is another record, which is for `upsert`.
         """
         store = self._store
         with store.lock.held():
             with reaching(self.records_dir, "create"):
                 make_folder(self.records_dir)
-            edited = store.folder.edited()
-            for record in edited:
-                check_types(record)
-                encode(record)
+            edited = [(record_id, one, _as_edited(record_id, one)) for record_id, one in store.handed.edited()]
             store.refresh()
-            for record in edited:
-                if store.folder.records.get(record.id) is record:
-                    self._store.put(record)
+            for record_id, one, own in edited:
+                if store.handed.is_held(record_id, one):
+                    store.put(own)
+                    store.handed.keep(record_id, one)
         store.index.flush()
 
     @property
     def records(self) -> dict[str, BenchmarkRecord]:
-        """Copy of the mapping id -> record; the records are the store's own."""
-        with self._store.lock.threads():
-            return dict(self._store.folder.records)
+        """Copy of the mapping id -> record. What is changed in a record is written by `save`, and counts from then."""
+        with self._store.lock.threads(), no_collections():
+            return self._store.handed.all()
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -127,9 +127,11 @@ class BenchmarkDatabase:
         return self._store.index.problem
 
     def find(self, record_id: str) -> BenchmarkRecord | None:
-        """The record of this id, None when there is none."""
+        """The record of this id, the same object as in `records`; None when there is none."""
+        if not is_id(record_id):
+            return None
         with self._store.lock.threads():
-            return self._store.folder.records.get(record_id)
+            return self._store.handed.of(record_id)
 
     def find_best_match(
         self,
@@ -145,7 +147,8 @@ class BenchmarkDatabase:
         With hardware (anything with `chip` and `mlx_version`) those two count; without, they are not compared.
         """
         # Without the lock: groups may be read while another thread changes them.
-        return self._store.grouped.best(model, query("", model, workload, hardware), threshold, methods)
+        found = self._store.grouped.best(model, query("", model, workload, hardware), threshold, methods)
+        return {method: self._store.handed.of_match(record) for method, record in found.items()}
 
     def record_set(self, threshold: float = THRESHOLD) -> RecordSet:
         """The records as they are in memory now, frozen, for a planner's snapshot."""
@@ -155,16 +158,21 @@ class BenchmarkDatabase:
     def upsert(self, record: BenchmarkRecord) -> BenchmarkRecord:
         """Insert a record, or replace the one of its id; where that one is pinned, so is what replaces it.
 
-        Raises RecordInvalid naming the field.
+        A copy is stored, and returned as `find` has it. Raises RecordInvalid naming the field.
         """
-        if not isinstance(record, BenchmarkRecord):
-            raise invalid("record", record, "a BenchmarkRecord", "build one, or use add()")
-        check_types(record)
-        with self._store.lock.held():
-            _keep_pin(self._store.folder.find(record.id), record)
-            self._store.put(record)
-        self._store.index.mark()
-        return record
+        own = taken(record)
+        store = self._store
+        with store.lock.held():
+            earlier = store.find(own.id)
+            is_held = store.handed.is_held(own.id, record)
+            _keep_pin(earlier, own)
+            store.put(own)
+            if is_held:
+                record.tags = list(own.tags)
+                store.handed.keep(own.id, record)
+            stored = store.handed.of_match(own)
+        store.index.mark()
+        return stored
 
     def add(
         self,
@@ -195,9 +203,8 @@ class BenchmarkDatabase:
         """
         fields = {name: value for name, value in locals().items() if name not in ("self", "model")}
         record = _new_record(fields, model)
-        folder = self._store.folder
         with self._store.lock.held():
-            earlier = folder.find(record.id)
+            earlier = self._store.find(record.id)
             other_version = earlier is not None and earlier.mlx_version != record.mlx_version
             if earlier is not None and other_version:
                 self._store.put(renamed(earlier, version_id(earlier.id, earlier.mlx_version)))
@@ -206,8 +213,9 @@ class BenchmarkDatabase:
             self._store.put(record)
             if other_version:
                 self._store.delete(version_id(record.id, record.mlx_version))
+            stored = self._store.handed.of_match(record)
         self._store.index.mark()
-        return record
+        return stored
 
     def merge(
         self, records: Iterable[BenchmarkRecord], *, dry_run: bool = False, on_step: OnStep | None = None
@@ -218,25 +226,29 @@ class BenchmarkDatabase:
         writes nothing and tells the same. `on_step` is told how far it has come, of how many. Raises RecordInvalid with
         nothing written, StoreUnavailable with what was written by then in place.
         """
-        merged = take_in(self._store, records, dry_run=dry_run, on_step=on_step)
+        merged = take_in(self._store, map(taken, records), dry_run=dry_run, on_step=on_step)
         if not dry_run:
             self._store.index.mark()
-        return merged
+        return merged._replace(evicted=tuple(map(_told, merged.evicted)))
 
     def pin(self, record_id: str, *, pinned: bool = True) -> bool:
         """Pin a record, so that it is never evicted, or unpin it; evicts nothing. False when there is none."""
         store = self._store
-        if not store.path.exists():
+        if not is_id(record_id) or not store.path.exists():
             return False
         with store.lock.held():
-            record = store.folder.find(record_id)
-            store.settle()
+            record = store.find(record_id)
             if record is None:
                 return False
             if pinned != (PINNED in record.tags):
-                tags = [tag for tag in record.tags if tag != PINNED]
-                changed = BenchmarkRecord.from_dict(record.to_dict() | {"tags": tags + [PINNED] * pinned})
+                one = store.handed.of(record_id)
+                changed = copied(record)
+                changed.tags = _pinned(record.tags, pinned=pinned)
                 store.put(changed, evicts=False)
+                if one is not None:  # whoever holds it may have changes of its own in it that are to be saved
+                    tags = one.__dict__.get("tags")
+                    one.tags = _pinned(tags, pinned=pinned) if isinstance(tags, list) else changed.tags[:]
+                    store.handed.keep(record_id, one)
         return True
 
     def prune(self, *, dry_run: bool = False) -> list[Victim]:
@@ -247,7 +259,7 @@ class BenchmarkDatabase:
         store = self._store
         with store.lock.threads():
             if dry_run or not store.is_over():
-                return store.would_go()
+                return list(map(_told, store.would_go()))
         with store.lock.held():
             store.refresh()
             gone = store.make_room()
@@ -255,7 +267,7 @@ class BenchmarkDatabase:
                 store.folder.flush()
         if gone:
             store.index.mark()
-        return gone
+        return list(map(_told, gone))
 
     @property
     def limits(self) -> Limits:
@@ -265,7 +277,7 @@ class BenchmarkDatabase:
     def remove(self, record_id: str) -> bool:
         """Delete a record. False when there is none, on disk or in memory."""
         store = self._store
-        if not store.path.exists():
+        if not is_id(record_id) or not store.path.exists():
             return False
         with store.lock.held():
             removed = self._store.delete(record_id)
@@ -274,7 +286,10 @@ class BenchmarkDatabase:
         return removed
 
     def clear(self) -> None:
-        """Delete every record that can be used, those of other processes included. Files set aside stay."""
+        """Delete every record, those of other processes and second files of one id included.
+
+        Files that hold no record, and so were set aside, stay.
+        """
         store = self._store
         with store.lock.held():
             with reaching(self.records_dir, "create"):
@@ -325,6 +340,26 @@ def _new_record(fields: dict[str, Any], model: ModelProfile | None) -> Benchmark
     key = (record.method, record.model_id, record.context_length, record.batch_size, record.chip)
     record.id = benchmark_fingerprint(*key)
     return record
+
+
+def _as_edited(record_id: str, one: BenchmarkRecord) -> BenchmarkRecord:
+    """What is to be written of a record that was changed in memory. Raises RecordInvalid naming the field."""
+    own = taken(one)
+    if own.id != record_id:
+        hint = "upsert() it to store it under the new id, and remove() the old one"
+        raise invalid("id", own.id, f"{record_id}, under which this record is stored", hint)
+    encode(own)
+    return own
+
+
+def _told(victim: Victim) -> Victim:
+    """For callers, who may change what they get."""
+    newer = victim.superseded_by
+    return victim._replace(record=copied(victim.record), superseded_by=None if newer is None else copied(newer))
+
+
+def _pinned(tags: list[str], *, pinned: bool) -> list[str]:
+    return [tag for tag in tags if tag != PINNED] + [PINNED] * pinned
 
 
 def _keep_pin(earlier: BenchmarkRecord | None, record: BenchmarkRecord) -> None:

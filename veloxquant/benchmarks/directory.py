@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from veloxquant.benchmarks import index
 from veloxquant.benchmarks.eviction import EvictionOrder, Limits, Victim
 from veloxquant.benchmarks.folder import RecordFolder
+from veloxquant.benchmarks.handed_out import HandedOut
 from veloxquant.benchmarks.index_writer import CHEAP_S, COST_MULTIPLE, IndexWriter
 from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.record_groups import RecordGroups
@@ -66,6 +67,7 @@ class Directory:
         self.index_path = path / "index.json"
         self.lock = StoreLock(path / ".lock")
         self.folder = RecordFolder(path / index.RECORDS)
+        self.handed = HandedOut(self.folder.records)
         self.index = IndexWriter(self.write_index)
         self.groups: RecordGroups | None = None
         self._order: EvictionOrder | None = None
@@ -203,6 +205,9 @@ class Directory:
 
         The order is made by and by while the directory fills up, so that no add has to make it.
         """
+        for before, _ in self.folder.changes:
+            if before is not None:
+                self.handed.forget(before.id)
         for order in (self.groups, self._order):
             for before, after in self.folder.changes if order is not None else ():
                 order.change(before, after)  # type: ignore[union-attr]
@@ -256,10 +261,18 @@ class Directory:
                 hint="unpin some records, or raise records.max_records and records.max_bytes",
             )
 
-    def delete(self, record_id: str, *, flush: bool = True) -> bool:
-        """Delete one record; False when there is none."""
+    def find(self, record_id: str) -> BenchmarkRecord | None:
+        """The record of this id as the directory has it now."""
         try:
-            return self.folder.delete(record_id, flush=flush)
+            return self.folder.find(record_id)
+        finally:
+            if self.folder.changes:
+                self.settle()
+
+    def delete(self, record_id: str, *, only: BenchmarkRecord | None = None, flush: bool = True) -> bool:
+        """Delete one record; False when there is none, or, with `only`, when it is not that very one any more."""
+        try:
+            return self.folder.delete(record_id, only=only, flush=flush)
         finally:
             self.settle()
 
@@ -307,10 +320,10 @@ class Directory:
         order = self._order = self._order or EvictionOrder(self.folder.records)
         while self.is_over(limits) and (record := order.pop(newcomer)) is not None:
             newer = order.newest(record)
-            if self.folder.find(record.id) is record and (newer is None or self.folder.find(newer.id) is newer):
-                size = self.folder.size_bytes(record.id)
-                self.delete(record.id, flush=False)
-                return Victim(record, size, newer)
+            if newer is None or self.folder.find(newer.id) is newer:
+                size = self.folder.size_bytes(record.id) if record.id in self.folder.records else 0
+                if self.delete(record.id, only=record, flush=False):
+                    return Victim(record, size, newer)
             self.settle()
             order.push(record)
         return None

@@ -32,7 +32,7 @@ from veloxquant.benchmarks.storage import (
     read_small,
     write_atomically,
 )
-from veloxquant.benchmarks.validation import invalid
+from veloxquant.benchmarks.validation import invalid, is_id
 from veloxquant.errors import RecordInvalid
 
 if TYPE_CHECKING:
@@ -172,21 +172,32 @@ class RecordFolder:
         with reaching(self.path, "write to"):
             flush_folder(self.path)
 
-    def delete(self, record_id: str, *, flush: bool = True) -> bool:
-        """Delete every readable file of one record, and nothing else; False when there was none."""
-        for number, name in enumerate(_names_of(record_id)):
-            self._look(name)
-            if number > 0 and name not in self._files:
-                break
-        return self._unlink(list(self._names.get(record_id, ())), flush=flush)
+    def delete(self, record_id: str, *, only: BenchmarkRecord | None = None, flush: bool = True) -> bool:
+        """Delete every readable file of one record, and nothing else; False when there was none.
+
+        With `only`, not even that where the files hold another than this very record of the mirror.
+        """
+        found = self.find(record_id)
+        if found is None or (only is not None and found is not only):
+            return False
+        return self._unlink([(record_id, name) for name in self._names[record_id]], flush=flush)
 
     def delete_all(self) -> None:
         """Delete the files of all records in the mirror, and nothing else."""
-        self._unlink([name for names in self._names.values() for name in names])
+        self._unlink([(record_id, name) for record_id, names in self._names.items() for name in names])
 
     def find(self, record_id: str) -> BenchmarkRecord | None:
-        """The record of this id as its own file has it now, whatever other processes did."""
-        self._look(f"{record_id}.json")
+        """The record of this id as its files have it now, whatever other processes did."""
+        if not is_id(record_id):
+            return None
+        looked: list[str] = []
+        for name in _names_of(record_id):
+            self._look(name)
+            looked.append(name)
+            if len(looked) > 1 and name not in self._files:
+                break
+        for name in set(self._names.get(record_id, ())).difference(looked):
+            self._look(name)
         return self.records.get(record_id)
 
     def size_bytes(self, record_id: str) -> int:
@@ -197,10 +208,6 @@ class RecordFolder:
         """The file that serves this id. Raises KeyError."""
         return self._names[record_id][0]
 
-    def edited(self) -> list[BenchmarkRecord]:
-        """Records that were changed in memory since they were read, while their file stayed the same."""
-        return [record for record_id, record in self.records.items() if self._was_edited(record_id, record)]
-
     def skipped(self) -> dict[str, str]:
         """File name -> why it does not serve."""
         reasons = {name: file.reason for name, file in self._files.items() if file.reason is not None}
@@ -208,15 +215,26 @@ class RecordFolder:
             reasons |= dict.fromkeys(names[1:], f"it has the id {record_id}, which {names[0]} has too")
         return dict(sorted(reasons.items()))
 
-    def _unlink(self, names: list[str], *, flush: bool = True) -> bool:
+    def _unlink(self, files: list[tuple[str, str]], *, flush: bool = True) -> bool:
+        """Delete these files, each only if it still holds a record of its id: another may have come by a rename."""
+        gone = False
         with reaching(self.path, "delete from"):
-            for name in names:
-                with suppress(FileNotFoundError):
-                    (self.path / name).unlink()
-                self._replace(name, None)
-            if names and flush:
-                flush_folder(self.path)
-        return bool(names)
+            try:
+                for record_id, name in files:
+                    gone = self._unlink_one(record_id, name) or gone
+            finally:
+                if gone and flush:
+                    flush_folder(self.path)
+        return gone
+
+    def _unlink_one(self, record_id: str, name: str) -> bool:
+        self._look(name)
+        if name not in self._names.get(record_id, ()):
+            return False
+        with suppress(FileNotFoundError):
+            (self.path / name).unlink()
+        self._replace(name, None)
+        return True
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
@@ -231,11 +249,6 @@ class RecordFolder:
         finally:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _was_edited(self, record_id: str, record: BenchmarkRecord) -> bool:
-        name = self.file_name(record_id)
-        fresh = self._read(name, None)
-        return fresh is not None and fresh.digest == self._files[name].digest and fresh.record != record
 
     def _look(self, name: str) -> None:
         """Make the mirror equal the folder in this one name."""

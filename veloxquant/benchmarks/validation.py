@@ -36,6 +36,11 @@ def invalid(name: str, value: object, wanted: str, hint: str) -> RecordInvalid:
     return RecordInvalid(f"{name} is {quoted(value)}, which is not {wanted}", hint=hint, field=name)
 
 
+def is_id(value: object) -> bool:
+    """Whether a record can have this id; what cannot be one is nowhere, and no file is looked for."""
+    return isinstance(value, str) and ID.fullmatch(value) is not None
+
+
 def whole(value: float) -> float:
     """4096.0 as 4096, which is the same number in JSON, and what is no whole number as it is."""
     return int(value) if value.is_integer() else value
@@ -49,7 +54,7 @@ def check_types(record: BenchmarkRecord) -> None:
 
 def _check_each(record: BenchmarkRecord) -> None:
     values = record.__dict__
-    if not (isinstance(record.id, str) and ID.fullmatch(record.id)):
+    if not is_id(record.id):
         raise invalid("id", record.id, "a file name of letters, digits and . _ -", "use benchmark_fingerprint()")
     for name in WORDS:
         _check_text(name, values[name])
