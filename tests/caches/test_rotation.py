@@ -72,7 +72,7 @@ def test_a_matrix_is_made_once() -> None:
 
 
 def test_the_bytes_of_all_matrices_are_told() -> None:
-    """A new rotation of width 36 adds 4 x 36^2, its parts twice that, a sketch of 5 rows likewise; asked again, none."""
+    """A new rotation of width 36 adds 4 x 36^2, its parts twice that, a sketch likewise; asked again, none."""
     before, square, rows = process_bytes(), 4 * 36**2, 4 * 5 * 36
     for _ in range(2):
         rotation_parts(36, 987)

@@ -149,6 +149,10 @@ def _run(label: str, number: int, layers: int, text: str) -> Run:
         mlx_before_bytes=2**30,
         profiled_s=1.0,
         same_when_profiled=True,
+        text_tokens=24,
+        allocated_bytes=whole,
+        allocator_agrees=True,
+        float32_kv_bytes=0,
         timeline=tuple(Sample(done, whole * done // 1024) for done in (0, 999, *range(1001, 1025))),
         report=ProfileReport(profiles, elapsed_s=1.0),
     )

@@ -37,8 +37,8 @@ def test_ratios_are_to_the_engines_own_cache_of_the_session(tiny: SimpleNamespac
     found = compared(tiny, "fp16", "affine4-g64")
     own, packed = found.runs
     assert found.baseline is own
-    assert found.reduction(own) == 1.0
-    assert found.reduction(packed) == pytest.approx(PACKED_SLOT / FLOAT_SLOT)
+    assert found.ratio_to_fp16_run(own) == 1.0
+    assert found.ratio_to_fp16_run(packed) == pytest.approx(PACKED_SLOT / FLOAT_SLOT)
     assert (found.same_text(own), found.agreeing_tokens(own)) == (True, 4)
 
 
@@ -58,7 +58,13 @@ def test_without_the_engines_own_cache_there_is_no_ratio(tiny: SimpleNamespace) 
     """Nothing is compared with a figure of another session."""
     found = compared(tiny, "affine4-g64")
     (only,) = found.runs
-    assert (found.baseline, found.reduction(only), found.same_text(only), found.agreeing_tokens(only)) == (None,) * 4
+    assert (
+        found.baseline,
+        found.ratio_to_fp16_run(only),
+        found.memory_reduction(only),
+        found.same_text(only),
+        found.agreeing_tokens(only),
+    ) == (None,) * 5
 
 
 @pytest.mark.parametrize(

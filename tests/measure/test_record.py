@@ -29,14 +29,15 @@ def found(tiny: SimpleNamespace) -> Comparison:
 def test_one_record_for_each_run(tiny: SimpleNamespace, found: Comparison, tmp_path: Path) -> None:
     """Bytes, ratio, speed and lengths of the run, under the variant's label; the same after reading the disk anew."""
     described = record.describe(tiny.source, tiny.model)
-    written = list(record.publish(BenchmarkDatabase(tmp_path), described, found))
+    store = BenchmarkDatabase(tmp_path)
+    written = [record.publish(store, described, found, one) for one in found.runs]
     kept = BenchmarkDatabase(tmp_path).records
     assert [kept[one.id] for one in written] == written
     own, packed = written
     assert [one.method for one in written] == ["fp16", "affine4-g64"]
     assert packed.memory_bytes == LAYERS * 512 * PACKED_SLOT
-    assert packed.memory_reduction == pytest.approx(PACKED_SLOT / FLOAT_SLOT)
-    assert own.memory_reduction == 1.0
+    assert packed.memory_reduction == pytest.approx(2 * PACKED_SLOT / FLOAT_SLOT)  # a 16-bit slot is half of a float's
+    assert own.memory_reduction == 2.0
     assert packed.throughput_tok_s == pytest.approx(1000 / packed.latency_ms_per_token)
     assert (packed.context_length, packed.workload.context_length, packed.workload.generation_length) == (300, 300, 6)
     assert packed.source == "profile"

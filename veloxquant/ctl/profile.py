@@ -57,8 +57,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(session: Session) -> int:
     """Everything that can be refused is, before the weights are read; 1 when a method or a file failed."""
     page = _page(session.options.html)
-    store = _store(session)
     asked = profile_input.read(session)
+    store = _store(session)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print must not mix with our data
         found, described = _measure(session, asked)
     return _finish(session, asked, found, described, store, page)
@@ -76,8 +76,11 @@ def _store(session: Session) -> BenchmarkDatabase | None:
     if not session.options.record:
         return None
     from veloxquant.ctl.records_upkeep import open_store
+    from veloxquant.measure import record
 
-    return open_store(session)
+    store = open_store(session)
+    record.make_ready(store)
+    return store
 
 
 def _measure(session: Session, asked: profile_input.Asked) -> tuple[Comparison, ModelProfile]:
@@ -106,21 +109,17 @@ def _finish(  # noqa: PLR0917 -- what was asked, what was found, where it goes
     store: BenchmarkDatabase | None,
     page: Path | None,
 ) -> int:
-    from veloxquant.ctl import profile_html, profile_show
+    from veloxquant.ctl import profile_html, profile_notes, profile_show
     from veloxquant.ctl.profile_result import Profile
-    from veloxquant.measure import record
 
     problems: list[VeloxError] = []
-    records: list[str] = []
-    if store is not None:
-        with _noting(problems):
-            records.extend(one.id for one in record.publish(store, described, found))
-    result = Profile.of(asked, found, described, records=tuple(records))
+    records = () if store is None else tuple(_recorded(store, described, found, problems))
+    result = Profile.of(asked, found, described, records=records)
     if page is not None:
         with _noting(problems):
             profile_html.write(result, page)
     if session.terminal.json:
-        more = {"notes": profile_show.notes(result), "problems": [_told(one) for one in problems]}
+        more = {"notes": profile_notes.notes(result), "problems": [_told(one) for one in problems]}
         session.terminal.value(result.schema, {**result.as_json(), **more})
     else:
         profile_show.show(result, session.terminal, page)
@@ -129,13 +128,24 @@ def _finish(  # noqa: PLR0917 -- what was asked, what was found, where it goes
     return 1 if problems or found.failures else 0
 
 
+def _recorded(
+    store: BenchmarkDatabase, described: ModelProfile, found: Comparison, problems: list[VeloxError]
+) -> Iterator[str]:
+    """The ids of the records, each written by itself: one that is refused keeps no other from the disk."""
+    from veloxquant.measure import record
+
+    for one in found.runs:
+        with _noting(problems, f"{one.label} is not recorded: "):
+            yield record.publish(store, described, found, one).id
+
+
 @contextlib.contextmanager
-def _noting(problems: list[VeloxError]) -> Iterator[None]:
+def _noting(problems: list[VeloxError], what: str = "") -> Iterator[None]:
     """What was measured took long: that it cannot be written somewhere must not keep it from being shown."""
     try:
         yield
     except VeloxError as error:
-        problems.append(error)
+        problems.append(type(error)(f"{what}{error.message}", hint=error.hint, field=error.field))
 
 
 def _told(error: VeloxError) -> dict[str, str]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from veloxquant.measure.measurement import Run
 
 _FIELD = "--html"
+_WHERE_THERE = ("TurboQuant's matrices", "Planned")
+"""Facts that a page without them does not name."""
 _LONGEST_PROMPT = 4000
 """Characters of the prompt that the page shows."""
 
@@ -58,7 +60,7 @@ def page(result: Profile) -> str:
     """The whole page as text."""
     import jinja2
 
-    from veloxquant.ctl import profile_plots, profile_show
+    from veloxquant.ctl import profile_notes, profile_plots, profile_show
 
     template = resources.files(__package__).joinpath("profile_page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -70,7 +72,7 @@ def page(result: Profile) -> str:
         head=profile_show.HEAD,
         rows=[profile_show.row(result, one) for one in result.found.runs],
         failures=result.found.failures,
-        notes=profile_show.notes(result),
+        notes=profile_notes.notes(result),
         plots=profile_plots.plots(result),
         methods=[_method(one) for one in result.found.runs],
         prompt=prompt[:_LONGEST_PROMPT],
@@ -109,7 +111,7 @@ def _method(one: Run) -> dict[str, Any]:
 
 def _facts(result: Profile) -> list[tuple[str, str]]:
     """Conditions in words; what is not known is said to be."""
-    from veloxquant.ctl import figures
+    from veloxquant.ctl import figures, profile_show
 
     about = result.found.conditions
     first = next(iter(result.found.runs), None)
@@ -122,7 +124,8 @@ def _facts(result: Profile) -> list[tuple[str, str]]:
         "Load average": None if about.load_average is None else f"{about.load_average:g}",
         "Sampling": f"temperature {about.temperature:g}",
         "Prompt in one call": None if first is None else f"{first.prefill_step_size:,} tokens",
+        "TurboQuant's matrices": profile_show.matrices(result),
         "Planned": None if result.decision is None else f"{result.decision}: {result.planned or 'nothing'}",
         "Records": ", ".join(result.records) or "none written",
     }
-    return [(name, value or "not known") for name, value in facts.items() if name != "Planned" or value]
+    return [(name, value or "not known") for name, value in facts.items() if name not in _WHERE_THERE or value]

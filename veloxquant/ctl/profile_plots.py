@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SERIES = 8
 """Colours that the page defines: --s0 to --s7; from the ninth method on they come again, dashed."""
-_WIDTH, _HEIGHT = 5.2, 3.6
-"""Inches of 96 pixels: legible at this size, and still when a phone shows it at two thirds."""
+_WIDTH, _HEIGHT = 4.3, 3.2
+"""Inches of 72 units: about as many as a phone has pixels, so that a letter of 9 units has 10 pixels there."""
 _BAR, _LEGEND_ROW = 0.34, 0.19
 _LONGEST = 24
 _CROWDED = 50

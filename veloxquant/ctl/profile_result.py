@@ -24,6 +24,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     model_id: str
     architecture: str
     num_parameters: int | None
+    max_position: int | None = None
+    """Positions that the model was made for, where its config says so."""
     prompt: str
     decision: str | None
     """Of the plan, None where none was asked for."""
@@ -41,6 +43,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             model_id=described.model_id,
             architecture=described.architecture,
             num_parameters=described.num_parameters,
+            max_position=described.max_position,
             prompt=asked.text,
             decision=None if plan is None else plan.decision,
             planned=None if plan is None or plan.chosen is None else plan.chosen.label,
@@ -52,7 +55,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """Plain values: bytes as whole numbers, times in the unit their name ends in, ratios as fractions of 1."""
         without = msgspec.structs.replace(self, found=msgspec.structs.replace(self.found, runs=()))
         plain: dict[str, Any] = msgspec.to_builtins(without)
-        return {**plain, **plain.pop("found"), "runs": [self._run(one) for one in self.found.runs]}
+        measured = plain.pop("found")
+        more = {
+            "generated_tokens": self.found.generated_tokens,
+            "fp16_cache_bytes": self.found.fp16_cache_bytes,
+            "runs": [self._run(one) for one in self.found.runs],
+        }
+        return {**plain, **measured, **more}
 
     def _run(self, one: Run) -> dict[str, Any]:
         # Thousands of points a layer; the run's own curve is enough.
@@ -61,7 +70,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(one, report=report))
         return {
             **plain,
-            "ratio_to_fp16_run": self.found.reduction(one),
+            "memory_reduction": self.found.memory_reduction(one),
+            "ratio_to_fp16_run": self.found.ratio_to_fp16_run(one),
             "ratio_to_true_fp16": one.resident_ratio,
             "agreeing_tokens": self.found.agreeing_tokens(one),
             "same_text_as_fp16": self.found.same_text(one),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from veloxquant.ctl import figures
+from veloxquant.ctl import figures, profile_notes
 from veloxquant.ctl.terminal import columns
 from veloxquant.profiles.model import ENGINE_OWN
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 _RIGHT = (1, 2, 3, 4, 5, 6, 7)
 HEAD = ("METHOD", "RESIDENT", "OF FP16", "OF K+V", "PEAK", "MLX PEAK", "MS/TOKEN", "TOK/S", "TEXT")
 
-_LEGEND = "OF FP16: of what fp16 held in this session. OF K+V: of all K and V given, in 16 bits. Speed: not profiled."
+_LEGEND = (
+    "OF FP16: of what fp16 held in this session, its numbers as wide as they are.",
+    "OF K+V: of all K and V given, in 16 bits. Speed: not profiled.",
+)
 
 
 def show(result: Profile, terminal: Terminal, page: Path | None = None) -> None:
@@ -36,12 +39,15 @@ def show(result: Profile, terminal: Terminal, page: Path | None = None) -> None:
         terminal.say()
         for line in columns([HEAD, *(row(result, one) for one in found.runs)], _RIGHT):
             terminal.say(line)
-        terminal.say(terminal.paint("dim", _LEGEND))
+        for line in _LEGEND:
+            terminal.say(terminal.paint("dim", line))
     _texts(result, terminal)
     for failed in found.failures:
         said = terminal.cut(f"failed  {failed.label}: {failed.error}: {printable(failed.message)}")
         terminal.say(said.replace("failed", terminal.paint("red", "failed"), 1))
-    for note in notes(result):
+    if shared := matrices(result):
+        terminal.say(f"TurboQuant's matrices: {shared}")
+    for note in profile_notes.notes(result):
         terminal.note(note)
     for record in result.records:
         terminal.say(f"recorded  {record}")
@@ -53,7 +59,9 @@ def about(result: Profile) -> str:
     """Model and lengths in one line."""
     size = "" if result.num_parameters is None else f", {result.num_parameters / 1e6:,.1f} M parameters"
     found = result.found
-    lengths = f"{found.prompt_tokens:,} + {found.max_tokens:,} tokens"
+    written = found.max_tokens if found.generated_tokens is None else found.generated_tokens
+    most = "" if written == found.max_tokens else f" (of at most {found.max_tokens:,}: fp16 ended its text)"
+    lengths = f"{found.prompt_tokens:,} + {written:,} tokens{most}"
     return f"{printable(result.model_id)}: {result.architecture}{size}; {lengths}"
 
 
@@ -67,7 +75,7 @@ def row(result: Profile, one: Run) -> tuple[str, ...]:
     return (
         title(one),
         figures.size(one.resident_bytes),
-        percent(result.found.reduction(one)),
+        percent(result.found.ratio_to_fp16_run(one)),
         percent(one.resident_ratio),
         figures.size(one.peak_bytes),
         figures.size(one.mlx_peak_bytes),
@@ -92,26 +100,10 @@ def agreement(result: Profile, one: Run) -> str:
     return "same as fp16" if same else f"differs at token {(first or 0) + 1:,}"
 
 
-def notes(result: Profile) -> list[str]:
-    """What a reader of the figures must know."""
-    found = result.found
-    said = [
-        f"{one.label} wrote another text when profiled: its caches do not give the same numbers twice"
-        for one in found.runs
-        if not one.same_when_profiled
-    ]
-    said += [
-        f"{one.label} reports {one.reported_bytes:,} bytes and holds {one.resident_bytes:,}"
-        for one in found.runs
-        if one.reported_bytes not in (None, one.resident_bytes)
-    ]
-    if found.is_wide:
-        said.append("this model computes in 32 bits: what fp16 held, and OF FP16 compares with, has 32 bits a number")
-    if found.conditions.on_battery:
-        said.append("this machine runs on battery, which may slow it")
-    if any(one.ms_per_token is None for one in found.runs):
-        said.append("only one token was generated: decoding has no speed")
-    return said
+def matrices(result: Profile) -> str | None:
+    """What the process holds beside all caches, None where there is nothing."""
+    held = result.found.process_bytes
+    return f"{figures.size(held)}, held once per process, whatever the layers; in no cache's bytes" if held else None
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ class Generation:
     """What was generated and how long it took."""
 
     tokens: tuple[int, ...]
-    """Ids in order; the last one may be an end-of-text token, which the cache holds like any other."""
+    """Ids in order, an end-of-text token and what was fed on after it included: the cache holds all of them."""
+    text_tokens: int
+    """Tokens to the first end-of-text token, that one included; all of them where there is none."""
     text: str
+    """Up to the end of text."""
     prefill_s: float
     """From the start to the first token: the whole prompt, and the sampling of one token."""
     decode_s: float
@@ -50,14 +54,17 @@ def generate(  # noqa: PLR0917 -- what mlx-lm's loop takes, in its order
     max_tokens: int,
     prefill_step_size: int,
     watch: Watch | None = None,
+    *,
+    stops: bool = True,
 ) -> Generation:
     """Continue `prompt` (token ids) greedily, temperature 0, by at most `max_tokens`, filling `caches` in place.
 
-    Ends early at an end-of-text token of the tokenizer. Raises InvalidParams for an empty prompt, and whatever the
-    model or its caches raise.
+    Ends early at an end-of-text token of the tokenizer, unless `stops` is False: then just `max_tokens` are generated,
+    and only the text ends there. Raises InvalidParams for an empty prompt, and whatever the model or its caches raise.
     """
     import mlx.core as mx
     from mlx_lm import stream_generate
+    from mlx_lm.generate import generation_stream
 
     if not prompt:
         raise InvalidParams("the prompt has no tokens", hint="give some text", field="prompt")
@@ -66,10 +73,10 @@ def generate(  # noqa: PLR0917 -- what mlx-lm's loop takes, in its order
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     began = time.perf_counter()
-    pieces, ticks = [], []
+    tokens, ticks = [], []
     for piece in stream_generate(
         model,
-        tokenizer,
+        tokenizer if stops else _endless(tokenizer),
         mx.array(list(prompt)),
         max_tokens=max_tokens,
         prompt_cache=caches,
@@ -77,17 +84,36 @@ def generate(  # noqa: PLR0917 -- what mlx-lm's loop takes, in its order
         prompt_progress_callback=lambda done, _total: told(done),
     ):
         ticks.append(time.perf_counter())
-        pieces.append(piece)
-        told(len(prompt) + len(pieces))
+        tokens.append(int(piece.token))
+        told(len(prompt) + len(tokens))
+    mx.synchronize(generation_stream)
     mx.synchronize()
+    ends = next((at for at, token in enumerate(tokens) if token in tokenizer.eos_token_ids), None)
     return Generation(
-        tokens=tuple(int(piece.token) for piece in pieces),
-        text="".join(piece.text for piece in pieces),
+        tokens=tuple(tokens),
+        text_tokens=len(tokens) if ends is None else ends + 1,
+        text=_text(tokenizer, tokens[:ends]),
         prefill_s=ticks[0] - began,
         decode_s=ticks[-1] - ticks[0],
         peak_bytes=mx.get_peak_memory(),
         before_bytes=before,
     )
+
+
+def _endless(tokenizer: Any) -> Any:
+    """The same tokenizer as one for which no token ends a text; what it shares with the first one stays as it is."""
+    other = copy.copy(tokenizer)
+    other.eos_token_ids = ()
+    return other
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """As mlx-lm's loop writes it."""
+    writer = tokenizer.detokenizer
+    for token in tokens:
+        writer.add_token(token)
+    writer.finalize()
+    return str(writer.text)
 
 
 def _nobody(_done: int) -> None:

@@ -2,13 +2,14 @@
 
 Profiling evaluates the arrays of each layer's call before it goes on, which slows decoding, so that its times tell
 layers apart and say nothing about tokens a second. Speed comes from a second run with bare caches; the first has warmed
-up kernels by then. Both must generate the same tokens, and hold the same bytes.
+up kernels by then. Both have the same length, and must generate the same tokens and hold the same bytes. By how much
+MLX's allocator grew with the second run's caches is a second witness of the bytes that walking them gives.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,11 @@ MOST_SAMPLES = 512
 """Points of a memory curve: more than a plot of this width can show."""
 PREFILL_STEP = 2048
 """Prompt tokens of one call where nothing else is said: mlx-lm's own default."""
+_SLIP_SHARE, _SLIP_BYTES = 0.02, 64 * 1024
+"""By how much walk and allocator may differ: small constants that code makes once are in no cache."""
+_ROUNDED_UP_BYTES = 3 * 16384
+"""An array may take so much more on a GPU: MLX rounds a buffer up to a page, and uses a freed one again that is up to
+two pages larger than what is asked."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,24 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     prefill_step_size: int
     prompt_tokens: int
     generated_tokens: int
-    """Tokens of the text, an end-of-text token included; prompt_tokens + generated_tokens are in the caches."""
+    """prompt_tokens + generated_tokens are in the caches."""
     tokens: tuple[int, ...]
     text: str
+    """Up to its own end-of-text token, where it wrote one."""
+    text_tokens: int
+    """Tokens of the text, its end-of-text token included; those after it were fed on, for a length equal to others."""
     resident_bytes: int
     """Held when the text ended."""
     peak_bytes: int
     """Largest that was ever held, summed over layers."""
     reported_bytes: int | None
     """What the caches themselves say they hold (`nbytes`), None where one of them does not say."""
+    allocated_bytes: int
+    """Growth of mx.get_active_memory() from before these caches were built to after the run, all else dropped."""
+    allocator_agrees: bool
+    """Whether that is resident_bytes, within 2 % or 64 KiB, and within what a GPU's allocator rounds up."""
+    float32_kv_bytes: int
+    """The part of resident_bytes that are float32 arrays of caches of keys and values, recurrent states left out."""
     number_types: tuple[str, ...]
     """Types of the arrays held, sorted: "float16", "uint32" for packed codes. A model in 32 bits keeps "float32"."""
     true_fp16_bytes: int
@@ -106,24 +121,27 @@ def run(
     subject: Subject,
     *,
     max_tokens: int,
+    stops: bool = True,
     watch: Watch | None = None,
 ) -> Run:
     """Generate greedily with this method's caches, profiled and then timed, and say what they held and took.
 
-    `prompt` holds token ids; `watch` is told how many tokens of both runs are done, out of 2 x (prompt + max_tokens).
-    Raises what building the caches and running the model raise.
+    `prompt` holds token ids. The profiled run may end at an end-of-text token, or with `stops` False takes just
+    `max_tokens`; the timed one takes as many. `watch` is told how many tokens of both runs are done, out of
+    2 x (prompt + max_tokens). Raises what building the caches and running the model raise.
     """
     told = watch or (lambda _done: None)
-    whole = len(prompt) + max_tokens
+    whole, step = len(prompt) + max_tokens, subject.prefill_step_size
 
-    def go(caches: list[Any], watching: Watch) -> Generation:
-        _settle()
-        return generate(model, tokenizer, prompt, caches, max_tokens, subject.prefill_step_size, watching)
+    def first(caches: list[Any], watching: Watch) -> Generation:
+        return generate(model, tokenizer, prompt, caches, max_tokens, step, watching, stops=stops)
 
-    profiled = _profiled(subject.build(), len(prompt), go, told)
+    profiled = _profiled(subject.build(), len(prompt), first, told)
+    length = len(profiled.seen.tokens)
+    before = _settled()
     bare = subject.build()
-    timed = go(bare, lambda done: told(whole + done))
-    return _result(subject, len(prompt), timed, profiled, bare)
+    timed = generate(model, tokenizer, prompt, bare, length, step, lambda done: told(whole + done), stops=False)
+    return _result(subject, len(prompt), timed, profiled, _look(bare, before))
 
 
 class _Profiled(NamedTuple):
@@ -145,20 +163,63 @@ def _profiled(
         curve.at(done)
         told(done)
 
+    _settled()
     began = time.perf_counter()
     seen = go(profilers, sampled)
     elapsed = time.perf_counter() - began
     return _Profiled(seen, profile_layers(profilers, elapsed_s=elapsed), curve.samples(), elapsed)
 
 
-def _settle() -> None:
-    """What earlier runs left behind must not count for the next one."""
+class _Held(NamedTuple):
+    """What caches hold, by walking them and by MLX's allocator."""
+
+    resident_bytes: int
+    float32_kv_bytes: int
+    number_types: tuple[str, ...]
+    allocated_bytes: int
+    allocator_agrees: bool
+
+
+def _look(caches: list[Any], before_bytes: int) -> _Held:
+    """These caches after a run; `before_bytes` is what was active before they were built."""
+    import mlx.core as mx
+
+    mx.eval(list(arrays(caches)))
+    allocated = _settled() - before_bytes
+    found = list(arrays(caches))
+    resident = sum(array.nbytes for array in found)
+    wide = [array for array in arrays(list(_of_keys_and_values(caches))) if array.dtype == mx.float32]
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    slip = max(_SLIP_SHARE * resident, _SLIP_BYTES)
+    return _Held(
+        resident_bytes=resident,
+        float32_kv_bytes=sum(array.nbytes for array in wide),
+        number_types=tuple(sorted({str(array.dtype).removeprefix("mlx.core.") for array in found})),
+        allocated_bytes=allocated,
+        allocator_agrees=-slip <= allocated - resident <= slip + on_gpu * _ROUNDED_UP_BYTES * len(found),
+    )
+
+
+def _of_keys_and_values(caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches, and the parts of composite ones, that keys and values go into: recurrent states have no update."""
+    for cache in caches:
+        parts = getattr(cache, "caches", None)
+        if isinstance(parts, list | tuple):
+            yield from _of_keys_and_values(parts)
+        elif hasattr(cache, "update_and_fetch"):
+            yield cache
+
+
+def _settled() -> int:
+    """Bytes that MLX holds (active), once all that earlier work left behind is gone and counts for nothing else."""
     import gc
 
     import mlx.core as mx
 
+    mx.synchronize()
     gc.collect()
     mx.clear_cache()
+    return int(mx.get_active_memory())
 
 
 class _Curve:
@@ -189,8 +250,8 @@ class _Curve:
         return tuple(self._samples)
 
 
-def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _Profiled, held: list[Any]) -> Run:
-    report, resident = profiled.report, held_bytes(held)
+def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _Profiled, held: _Held) -> Run:
+    report = profiled.report
     return Run(
         label=subject.label,
         method=subject.method,
@@ -201,10 +262,10 @@ def _result(subject: Subject, prompt_tokens: int, timed: Generation, profiled: _
         generated_tokens=len(timed.tokens),
         tokens=timed.tokens,
         text=timed.text,
-        resident_bytes=resident,
-        peak_bytes=max(resident, report.peak_resident_bytes),
+        text_tokens=timed.text_tokens,
+        peak_bytes=max(held.resident_bytes, report.peak_resident_bytes),
         reported_bytes=report.reported_bytes,
-        number_types=tuple(sorted({str(one.dtype).removeprefix("mlx.core.") for one in arrays(held)})),
+        **held._asdict(),
         true_fp16_bytes=report.true_fp16_bytes,
         prefill_s=timed.prefill_s,
         prefill_tok_s=prompt_tokens / timed.prefill_s,
