@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
 from veloxquant.benchmarks.chip_distance import BANDWIDTHS, TIERS, Chip, apple_chip, closeness
-from veloxquant.benchmarks.matching import THRESHOLD, chip_factor
+from veloxquant.benchmarks.matching import THRESHOLD, chip_factor, chip_key
+from veloxquant.benchmarks.selection import Selection
 from veloxquant.hardware import chips
 
 ROWS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "apple_chips.json").read_text())
@@ -28,12 +30,44 @@ CHIPS = st.tuples(st.integers(1, 20), st.integers(0, 3))
         st.text(max_size=12),
     )
 )
-def test_what_is_an_apple_chip_here_is_one_to_the_chip_table(name: str) -> None:
+def test_what_is_an_apple_chip_to_the_chip_table_is_one_here(name: str) -> None:
     """Records and machines are read by one grammar, though by two pieces of code: same generation, same tier."""
-    parsed, own = chips.parse(name), apple_chip(name)
-    assert (parsed is None) == (own is None)
+    parsed = chips.parse(name)
     if parsed is not None:
-        assert own == (parsed.generation, chips.TIERS.index(parsed.tier))
+        assert apple_chip(name) == (parsed.generation, chips.TIERS.index(parsed.tier))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "M4Max",
+        "M4-Max",
+        "m4_max",
+        "apple-m4-max",
+        "AppleM4Max",
+        "Apple M4\u00a0Max",
+        "Apple M4 Max 128GB",
+        "M4 Max, 128 GB",
+        "M4 Max (16-core CPU)",
+        "M4 Max (16-core CPU) (40 cores GPU) 48GiB",
+    ],
+)
+def test_people_spell_a_chip_as_they_like(name: str) -> None:
+    """Run together, with hyphens, with what else is in the machine: it is an M4 Max, and equal to one."""
+    assert apple_chip(name) == (4, 2)
+    assert chip_factor(name, "Apple M4 Max") == chip_factor("m4 max", name) == 1.0
+    assert chip_factor(name, "M4") < THRESHOLD
+    assert chip_key(name) == chip_key("Apple M4 Max")
+    assert Selection(chip=name).takes(BenchmarkRecord("a", "m", "x", chip="Apple M4 Max"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["M4 Maximum", "M4 Pro Max", "M4 Max M4", "EPYC M4", "AMD EPYC 7M12", "m3-7Y32", "M4 128", "M4Maxi", "M", "M0 Max"],
+)
+def test_what_is_not_plainly_an_apple_chip_is_none(name: str) -> None:
+    """A name that says something more, or two things, is left alone."""
+    assert apple_chip(name) is None
 
 
 SHIPPED = json.loads(Path(chips.__file__).with_name("data").joinpath("apple_chips.json").read_text())["chips"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
@@ -99,9 +99,13 @@ def test_groups_kept_up_to_date_equal_groups_made_new(steps: list[tuple[Benchmar
 def flat(groups: RecordGroups) -> dict[Any, list[BenchmarkRecord]]:
     """The records of every run."""
     return {
-        (key, trait, label): [entry[3] for chunk in run for entry in chunk]
-        for key, traits in groups.table.items()
-        for trait, runs in traits.items()
+        (key, size, like, chip, version, sequences, label, machine.labels[label]): [entry[3] for entry in chain(*run)]
+        for key, sizes in groups.table.items()
+        for size, likenesses in chain(*sizes)
+        for like, machines in likenesses.items()
+        for chip, machine in machines.items()
+        for version, by_sequences in chain(*machine.versions)
+        for sequences, runs in chain(*by_sequences)
         for label, run in runs.items()
     }
 

@@ -28,8 +28,13 @@ _TIER_FACTORS = (1.0, 0.5, 0.4, 0.3)
 _FLOOR = 0.25
 """As little as any two Apple chips have in common; chips of two makers have less."""
 
-# The grammar of hardware.chips; a test holds the two together.
-_APPLE_CHIP = re.compile(r"(?:apple\s+)?m([1-9][0-9]?)(?:\s+(pro|max|ultra))?", re.ASCII | re.IGNORECASE)
+# What hardware.chips reads, which a test holds, and more: people write their records' chips as they like, run together
+# or with hyphens, and with the cores or the memory of the machine behind it.
+_APPLE_CHIP = re.compile(
+    r"(?:apple[ _-]*)?m([1-9][0-9]?)(?:[ _-]*(pro|max|ultra))?"
+    r"(?:[ ,_-]+\(?[0-9]{1,4}[ -]?(?:gi?b|cores?(?: [cg]pu)?)\)?)*",
+    re.ASCII | re.IGNORECASE,
+)
 
 Chip = tuple[int, int]
 """(generation, index of the tier)"""
@@ -37,8 +42,8 @@ Chip = tuple[int, int]
 
 @lru_cache(maxsize=1024)
 def apple_chip(name: str) -> Chip | None:
-    """Generation and tier by the name, None for anything that is not an Apple M chip."""
-    found = _APPLE_CHIP.fullmatch(name.strip())
+    """Generation and tier by the name, None for anything that is not plainly an Apple M chip."""
+    found = _APPLE_CHIP.fullmatch(" ".join(name.split()))
     return (int(found[1]), TIERS.index((found[2] or "base").lower())) if found else None
 
 

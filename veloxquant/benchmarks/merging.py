@@ -31,6 +31,8 @@ evicted, and so not taken in."""
 
 _MAX_ID_STEM = 80
 _MAX_VERSION = 40
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._]")
+_DIGEST = 8
 _DIGEST_SIZES = (8, 16, 40)
 
 
@@ -43,8 +45,17 @@ class Placing(NamedTuple):
 
 
 def version_id(record_id: str, mlx_version: str) -> str:
-    """Id under which a measurement is kept once another MLX version has taken its own."""
-    return f"{record_id[:_MAX_ID_STEM]}-mlx{re.sub(r'[^A-Za-z0-9.]', '_', mlx_version)[:_MAX_VERSION]}"
+    """Id under which a measurement is kept once another MLX version has taken its own; no two share one.
+
+    What an id cannot hold or is too long for it gives way to a digest of the whole.
+    """
+    stem = record_id
+    if len(stem) > _MAX_ID_STEM:
+        stem = f"{stem[: _MAX_ID_STEM - _DIGEST - 1]}-{_digest(record_id)}"
+    version = _NOT_IN_AN_ID.sub("_", mlx_version)
+    if version != mlx_version or len(version) > _MAX_VERSION:
+        version = f"{version[: _MAX_VERSION - _DIGEST - 1]}-{_digest(mlx_version)}"
+    return f"{stem}-mlx{version}"
 
 
 def renamed(record: BenchmarkRecord, record_id: str) -> BenchmarkRecord:
@@ -153,7 +164,7 @@ def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find, holds: Holds) 
 
 
 def _under_digest(record: BenchmarkRecord, front_id: str, find: Find) -> Placing:
-    digest = hashlib.sha1(content(record).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
+    digest = _digest(content(record), max(_DIGEST_SIZES))
     for size in _DIGEST_SIZES:
         record_id = f"{front_id[:_MAX_ID_STEM]}-{digest[:size]}"
         there = find(record_id)
@@ -162,6 +173,10 @@ def _under_digest(record: BenchmarkRecord, front_id: str, find: Find) -> Placing
         if content(there) == content(record):
             break
     return Placing("same")
+
+
+def _digest(text: str, digits: int = _DIGEST) -> str:
+    return hashlib.sha1(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()[:digits]
 
 
 def _front_id(record: BenchmarkRecord) -> str:

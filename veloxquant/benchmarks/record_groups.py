@@ -1,99 +1,70 @@
-"""Records arranged by model, then by what they were measured on, then by variant, so that few of them are looked at.
+"""Records arranged so that few of them are looked at: by model, then by what else decides whether and how they count.
 
 Records of the model itself count fully, unless what they tell says that they are of a namesake. A record of
 another model stands in, at a cost, only when nothing says that it would mislead: the same architecture, the same
-parameter count as far as the names, a "parameters:" tag or the profile say (and they must say it), the same weight
-bits, and, where the record tells its 16-bit bytes a token, a cache of about that size.
+parameter count as far as the names, a "parameters:" tag or the profile say (and they must say it, see `model_name`),
+the same weight bits, and, where the record tells its 16-bit bytes a token, a cache of about that size.
 
-Records of one run differ in nothing that is scored but their context, so the closest of them is the one whose context
-is nearest. What a run could score at best is known from its machine and sequences alone; most runs are never opened.
+So there is a level for each: the model, or what it is like; its size; what its records tell of the model (likeness);
+the chip; the MLX version; the sequences; the variant label. What is below these, a run, differs in nothing that is
+scored but the context. `nearest` walks the levels from the best on.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from veloxquant.benchmarks import sorted_run
+from veloxquant.benchmarks import nearest, sorted_run
 from veloxquant.benchmarks.eviction import recorded_at
 from veloxquant.benchmarks.fingerprint import known
-from veloxquant.benchmarks.matching import UNSTATED, chip_factor, reach, size_factor, version_factor
+from veloxquant.benchmarks.matching import ANY, chip_key, version_numbers
 from veloxquant.benchmarks.model_name import (
-    SAME_SIZE_RATIO,
+    ROUNDED_DOWN,
+    ROUNDED_UP,
+    SAME_COUNT_RATIO,
+    may_be_called,
     model_key,
-    named_parameters,
+    model_size,
     named_weight_bits,
-    stated_parameters,
+    record_size,
 )
-from veloxquant.benchmarks.same_model import has_same_cache, is_namesake
+from veloxquant.benchmarks.nearest import Asked, Branch, Machine, Scored
+from veloxquant.benchmarks.same_model import has_same_cache, is_namesake, likeness, may_be_like, own_likeness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
+    from veloxquant.benchmarks.nearest import Accepts
     from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
+    from veloxquant.benchmarks.same_model import Likeness
     from veloxquant.benchmarks.sorted_run import Entry, Run
     from veloxquant.profiles import ModelProfile
 
-    Accepts = Callable[[BenchmarkRecord], bool]
+__all__ = ["RecordGroups", "Scored"]
 
 OTHER_MODEL_FACTOR = 0.75
 """What a record loses for being of another model that has the same architecture, size and weight bits."""
-_ROUNDING = 1.0 + 1e-9
-"""Products of the same factors in another order differ by less."""
+_NO_SIZE = 0.0
+_NUMBERED, _UNNUMBERED, _WORD = "numbered", "unnumbered", "word "
+"""Versions in numbers are in their order. Others are alike, but for one of the very word that is asked for."""
 
-Scored = tuple[float, "BenchmarkRecord"]
-_Found = tuple[float, float, str, "BenchmarkRecord"]
-"""Minus the score, minus the time in seconds, id, record: the least is the best."""
-
-
-class Trait(NamedTuple):
-    """What the records of a run share beside the model: the machine and the number of sequences.
-
-    The parameter count is that of the model where it is known and records of several models are together, else 0.
-    """
-
-    chip: str
-    mlx_version: str
-    sequences: int
-    parameters: float
+_Machines = dict[str, Machine]
+_Likenesses = dict["Likeness", _Machines]
+_Key = tuple[str, ...]
+_SizeRange = tuple[_Key, float, float, "Callable[[float], bool]"]
+"""Key without the kind of version, least and most parameters, and whether this many are meant."""
 
 
 class Path(NamedTuple):
-    """Where the run of a record is: key of the model, or of models that are like it; trait; variant label."""
+    """Where the run of a record is; the sizes are parameters, 0 where they do not matter."""
 
-    key: tuple[str, ...]
-    trait: Trait
+    key: _Key
+    size: float
+    likeness: Likeness
+    chip: str
+    version: tuple[int, ...]
+    sequences: int
     label: str
-
-
-class Asked(NamedTuple):
-    """What is asked for, the score from 0 to 1 that is enough, and what a score is worth here."""
-
-    query: BenchmarkMatchQuery
-    threshold: float
-    factor: float = 1.0
-
-    def of_others(self) -> Asked:
-        """The same of other models' records."""
-        return self._replace(factor=OTHER_MODEL_FACTOR)
-
-    def near(self) -> tuple[float, float]:
-        """The contexts that alone do not rule a record out."""
-        if self.query.context_length == UNSTATED:
-            return 0.0, math.inf
-        ratio = reach(self.threshold / self.factor)
-        return self.query.context_length / ratio, self.query.context_length * ratio
-
-    def factors(self, trait: Trait) -> tuple[float, float]:
-        """Those of the machine and of the sequences, as `match_score` has them."""
-        asked = self.query
-        machine = chip_factor(trait.chip, asked.chip) * version_factor(trait.mlx_version, asked.mlx_version)
-        return machine, 1.0 if asked.sequences == UNSTATED else size_factor(trait.sequences, asked.sequences)
-
-
-_Runs = dict[str, "Run"]
-_Traits = dict[Trait, _Runs]
-Table = dict[tuple[str, ...], _Traits]
 
 
 class RecordGroups:
@@ -104,27 +75,27 @@ class RecordGroups:
     """
 
     def __init__(self, records: Iterable[BenchmarkRecord] = ()) -> None:
-        self.table: Table = {}
+        self.table: dict[_Key, Run] = {}
         self._entries: dict[str, Entry] = {}
         """(context, minus the time, id, record, paths) of each record, as they were when it came."""
         gathered: dict[Path, list[Entry]] = {}
         shared: dict[tuple[Any, ...], tuple[Path, ...]] = {}
         for record in records:
-            parts = (record.method, record.model_id, record.architecture, *_machine(record), *record.tags)
+            own = own_likeness(record)
+            machine = record.chip, record.mlx_version, record.sequences
+            parts = (record.method, record.model_id, record.architecture, own, *machine, *record.tags)
             paths = shared.get(parts)
             if paths is None:
-                paths = shared[parts] = _paths(record)
+                paths = shared[parts] = _paths(record, own)
             self._entries[record.id] = entry = _entry(record, paths)
             for path in paths:
                 gathered.setdefault(path, []).append(entry)
-        for (key, trait, label), entries in gathered.items():
-            entries.sort()
-            self.table.setdefault(key, {}).setdefault(trait, {})[label] = sorted_run.made(entries)
+        self.table = _table(gathered)
 
     def change(self, before: BenchmarkRecord | None, after: BenchmarkRecord | None) -> None:
         """Take `before` out and put `after` in; who reads meanwhile sees one of them or both."""
         old = None if before is None else self._entries.pop(before.id, None)
-        new = None if after is None else _entry(after, _paths(after))
+        new = None if after is None else _entry(after, _paths(after, own_likeness(after)))
         if new is not None:
             self._entries[new[2]] = new
         come, gone = (() if entry is None else entry[4] for entry in (new, old))
@@ -147,58 +118,71 @@ class RecordGroups:
         """
         kept = self.of_model(label, model, query, threshold)
         if not kept:
-            traits, accepts = self._stand_ins(model)
-            kept = _all(traits, label, Asked(query, threshold).of_others(), accepts)
+            kept = nearest.every(label, *self._stand_ins(model, Asked(query, threshold, OTHER_MODEL_FACTOR)))
         return kept
 
     def of_model(self, label: str, model: ModelProfile, query: BenchmarkMatchQuery, threshold: float) -> list[Scored]:
         """As `matches`, of the model's own records alone."""
-        traits, accepts = self._own(model)
-        return _all(traits, label, Asked(query, threshold), accepts)
+        return nearest.every(label, *self._own(model, Asked(query, threshold)))
 
     def best(
         self, model: ModelProfile, query: BenchmarkMatchQuery, threshold: float, labels: list[str] | None
     ) -> dict[str, BenchmarkRecord]:
         """The first of `matches` for each label that has one; all labels when None. The query states a context."""
-        wanted = None if labels is None else set(labels)
-        asked = Asked(query, threshold)
-        found = _best(*self._own(model), asked, wanted)
-        traits, accepts = self._stand_ins(model)
-        if wanted is None:
-            wanted = {label for runs in traits.values() for label in runs}
-        found |= _best(traits, accepts, asked.of_others(), wanted - found.keys())
-        return {label: found[label][-1] for label in (sorted(found) if labels is None else labels) if label in found}
+        wanted = None if labels is None else frozenset(labels)
+        found = nearest.best(*self._own(model, Asked(query, threshold)), wanted)
+        if wanted is None or wanted - found.keys():
+            others = self._stand_ins(model, Asked(query, threshold, OTHER_MODEL_FACTOR))
+            found = nearest.best(*others, wanted, frozenset(found)) | found
+        return {label: found[label] for label in (sorted(found) if labels is None else labels) if label in found}
 
-    def _own(self, model: ModelProfile) -> tuple[_Traits, Accepts]:
-        return self.table.get(_own_key(model.model_id), {}), lambda record: not is_namesake(record, model)
+    def _own(self, model: ModelProfile, asked: Asked) -> tuple[list[Branch], Asked, Accepts]:
+        everything = (_own_key(model.model_id), _NO_SIZE, _NO_SIZE, _any_size)
+        return self._branches([everything], model, asked), asked, lambda record: not is_namesake(record, model)
 
-    def _stand_ins(self, model: ModelProfile) -> tuple[_Traits, Accepts]:
+    def _stand_ins(self, model: ModelProfile, asked: Asked) -> tuple[list[Branch], Asked, Accepts]:
         """Records of other models that may speak for this one."""
         own = model_key(model.model_id)
-        size = named_parameters(model.model_id) or model.num_parameters
-        traits = self.table.get(_kin_key(model.architecture, model.model_id), {})
-        if not size or not known(model.architecture):
-            traits = {}
-        return (
-            {
-                trait: runs
-                for trait, runs in traits.items()
-                if size / SAME_SIZE_RATIO <= trait.parameters <= size * SAME_SIZE_RATIO  # type: ignore[operator]
-            },
-            lambda record: model_key(record.model_id) != own and has_same_cache(record, model),
-        )
+        ranges = _ranges(model) if known(model.architecture) else []
+
+        def accepts(record: BenchmarkRecord) -> bool:
+            return model_key(record.model_id) != own and has_same_cache(record, model)
+
+        return self._branches(ranges, model, asked), asked, accepts
+
+    def _branches(self, ranges: Iterable[_SizeRange], model: ModelProfile, asked: Asked) -> list[Branch]:
+        """What is below the chips of these sizes, without what by its likeness is of another model."""
+        word = asked.query.mlx_version
+        alike: dict[Likeness, bool] = {}
+        found: list[Branch] = []
+        for key, least, most, is_meant in ranges:
+            for kind in dict.fromkeys((_NUMBERED, _UNNUMBERED, _WORD + ANY, _WORD + word)):
+                for like, machines in _in_range(self.table.get((*key, kind), ()), least, most, is_meant):
+                    if like not in alike:
+                        alike[like] = may_be_like(like, model, asked.near())
+                    if alike[like]:
+                        found += [(chip, kind[: len(_WORD)] == _WORD, machine) for chip, machine in machines.items()]
+        return found
 
     def _edit(self, path: Path, old: Entry | None, new: Entry | None) -> None:
-        traits = dict(self.table.get(path.key, {}))
-        runs = dict(traits.get(path.trait, {}))
-        run = runs.get(path.label, ())
-        if old is not None:
-            run = sorted_run.take(run, old)
-        if new is not None:
-            run = sorted_run.put(run, new)
+        sizes = self.table.get(path.key, ())
+        likenesses: _Likenesses = dict(sorted_run.get(sizes, path.size) or {})
+        machines = dict(likenesses.get(path.likeness, {}))
+        machine = machines.get(path.chip, nearest.NO_MACHINE)
+        by_sequences: Run = sorted_run.get(machine.versions, path.version) or ()
+        runs: dict[str, Run] = dict(sorted_run.get(by_sequences, path.sequences) or {})
+        run, there = runs.get(path.label, ()), path.label in runs
+        run = run if old is None else sorted_run.take(run, old)
+        run = run if new is None else sorted_run.put(run, new)
         _set(runs, path.label, run)
-        _set(traits, path.trait, runs)
-        _set(self.table, path.key, traits)
+        by_sequences = sorted_run.with_value(by_sequences, path.sequences, runs)
+        machine = Machine(
+            _counted(machine.labels, path.label, int(bool(run)) - int(there)),
+            sorted_run.with_value(machine.versions, path.version, by_sequences),
+        )
+        _set(machines, path.chip, machine if machine.versions else None)
+        _set(likenesses, path.likeness, machines)
+        _set(self.table, path.key, sorted_run.with_value(sizes, path.size, likenesses))
 
 
 def _set(holder: dict[Any, Any], key: Any, value: Any) -> None:
@@ -209,106 +193,115 @@ def _set(holder: dict[Any, Any], key: Any, value: Any) -> None:
         holder.pop(key, None)
 
 
-def _machine(record: BenchmarkRecord) -> tuple[str, str, int]:
-    return record.chip, record.mlx_version, record.sequences
+def _counted(labels: dict[str, int], label: str, change: int) -> dict[str, int]:
+    """With one run more or less of this label."""
+    if change == 0:
+        return labels
+    counted = dict(labels)
+    _set(counted, label, counted.get(label, 0) + change)
+    return counted
+
+
+def _table(gathered: dict[Path, list[Entry]]) -> dict[_Key, Run]:
+    """All levels at once."""
+    nested: dict[_Key, Any] = {}
+    for path, entries in gathered.items():
+        entries.sort()
+        level: dict[Any, Any] = nested
+        for step in path[:-1]:
+            level = level.setdefault(step, {})
+        level[path.label] = sorted_run.made(entries)
+    return {
+        key: sorted_run.keyed(
+            {
+                size: {
+                    like: {chip: _machine(versions) for chip, versions in chips.items()}
+                    for like, chips in likenesses.items()
+                }
+                for size, likenesses in sizes.items()
+            }
+        )
+        for key, sizes in nested.items()
+    }
+
+
+def _machine(versions: dict[tuple[int, ...], dict[int, dict[str, Run]]]) -> Machine:
+    labels: dict[str, int] = {}
+    for by_sequences in versions.values():
+        for runs in by_sequences.values():
+            for label in runs:
+                labels[label] = labels.get(label, 0) + 1
+    return Machine(labels, sorted_run.keyed({key: sorted_run.keyed(value) for key, value in versions.items()}))
 
 
 def _entry(record: BenchmarkRecord, paths: tuple[Path, ...]) -> Entry:
     return record.context_length, -recorded_at(record), record.id, record, paths
 
 
-def _paths(record: BenchmarkRecord) -> tuple[Path, ...]:
-    own = Path(_own_key(record.model_id), Trait(*_machine(record), 0.0), record.method)
-    size = stated_parameters(record.model_id, record.tags)
-    if size is None or not known(record.architecture):
-        return (own,)
-    kin = Path(_kin_key(record.architecture, record.model_id), own.trait._replace(parameters=size), record.method)
-    return own, kin
+def _paths(record: BenchmarkRecord, own: Likeness) -> tuple[Path, ...]:
+    kinds: tuple[str, ...]
+    numbers: tuple[int, ...] | None = version_numbers(record.mlx_version)
+    if numbers is not None:
+        kinds = (_NUMBERED,)
+    elif known(record.mlx_version):
+        numbers, kinds = (), (_UNNUMBERED, _WORD + record.mlx_version)
+    else:
+        numbers, kinds = (), (_UNNUMBERED,)
+    place = chip_key(record.chip), numbers, record.sequences, record.method
+    keys: list[tuple[_Key, float, Likeness]] = [(_own_key(record.model_id), _NO_SIZE, own)]
+    if known(record.architecture):
+        kin = likeness(own)
+        keys += [(key, size, kin) for key, size in _kin(record)]
+    return tuple(Path((*key, kind), size, like, *place) for key, size, like in keys for kind in kinds)
 
 
-def _own_key(model_id: str) -> tuple[str, ...]:
+def _own_key(model_id: str) -> _Key:
     return (model_key(model_id),)
 
 
-def _kin_key(architecture: str, model_id: str) -> tuple[str, ...]:
+def _kin(record: BenchmarkRecord) -> Iterator[tuple[_Key, float]]:
+    """Keys and sizes under which other models may find a record: by an exact count, by its name, or by the two."""
+    size = record_size(record.model_id, record.tags)
+    key = _kin_key(record.architecture, record.model_id)
+    if size.exact:
+        yield (*key, "named and counted" if size.named else "counted", ""), size.exact
+    if size.named:
+        yield (*key, "counted and named" if size.exact else "named", size.experts), size.named
+
+
+def _ranges(model: ModelProfile) -> list[_SizeRange]:
+    """Where records are that are of this model's size as `same_size` has it."""
+    size = model_size(model.model_id, model.num_parameters)
+    key = _kin_key(model.architecture, model.model_id)
+    exact, named = size.exact or 0.0, size.named or 0.0
+    called: list[_SizeRange] = [((*key, "named", size.experts), named, named, _any_size)] if named else []
+    if exact:
+        near = exact / SAME_COUNT_RATIO, exact * SAME_COUNT_RATIO
+        counted: list[_SizeRange] = [
+            ((*key, kind, ""), *near, lambda count: max(count, exact) <= SAME_COUNT_RATIO * min(count, exact))
+            for kind in ("counted", "named and counted")
+        ]
+        rounded = exact / ROUNDED_DOWN * (1 - 1e-9), exact / ROUNDED_UP * (1 + 1e-9)
+        return [*counted, *(called or [((*key, "named", ""), *rounded, lambda name: may_be_called(exact, name))])]
+    if named and not size.experts:
+        around = named * ROUNDED_UP * (1 - 1e-9), named * ROUNDED_DOWN * (1 + 1e-9)
+        called.append(((*key, "counted", ""), *around, lambda count: may_be_called(count, named)))
+    return [*called, *[((*key, "counted and named", size.experts), named, named, _any_size)] * bool(named)]
+
+
+def _any_size(_size: float) -> bool:
+    return True
+
+
+def _kin_key(architecture: str, model_id: str) -> _Key:
     return model_key(architecture), str(named_weight_bits(model_id))
 
 
-def _all(traits: Mapping[Trait, _Runs], label: str, asked: Asked, accepts: Accepts) -> list[Scored]:
-    """Every record of one label that reaches the threshold, best first; of equals the newest, then by id."""
-    low, high = asked.near()
-    found: list[_Found] = []
-    for trait, runs in traits.items():
-        run = runs.get(label)
-        machine, rows = asked.factors(trait) if run is not None else (0.0, 0.0)
-        if run is None or asked.factor * machine * rows * _ROUNDING < asked.threshold:
-            continue
-        for entry in sorted_run.upwards(run, (low,)):
-            if entry[0] > high:
-                break
-            score = asked.factor * entry[3].match_score(asked.query)
-            if score >= asked.threshold and accepts(entry[3]):
-                found.append((-score, *entry[1:4]))
-    found.sort(key=lambda one: one[:3])
-    return [(-minus, record) for minus, _, _, record in found]
-
-
-def _best(traits: Mapping[Trait, _Runs], accepts: Accepts, asked: Asked, wanted: set[str] | None) -> dict[str, _Found]:
-    """The first that `_all` would give, for each label."""
-    found: dict[str, _Found] = {}
-    within = asked.near()
-    ranked = [(*asked.factors(trait), runs) for trait, runs in traits.items()]
-    ranked.sort(key=lambda one: one[0] * one[1], reverse=True)
-    contexts: dict[int, float] = {}
-    for machine, rows, runs in ranked:
-        limit = asked.factor * machine * rows * _ROUNDING
-        if limit < asked.threshold:
-            break
-        for label, run in list(runs.items()) if wanted is None else [(one, runs[one]) for one in wanted & runs.keys()]:
-            best = found.get(label)
-            if best is not None and -best[0] > limit:
-                continue
-            near = _nearest(run, asked.query.context_length, within, accepts)
-            rivals = [*_scored(near, machine, rows, asked, contexts), *([] if best is None else [best])]
-            if rivals:
-                found[label] = min(rivals, key=_rank)
-    return found
-
-
-def _rank(found: _Found) -> tuple[float, float, str]:
-    return found[:3]
-
-
-def _scored(
-    near: Iterable[Entry], machine: float, rows: float, asked: Asked, contexts: dict[int, float]
-) -> Iterator[_Found]:
-    """Those that reach the threshold. `contexts` remembers what a context is worth: few differ."""
-    for entry in near:
-        context = entry[0]
-        if context not in contexts:
-            contexts[context] = size_factor(context, asked.query.context_length)
-        score = asked.factor * (machine * contexts[context] * rows)
-        if score >= asked.threshold:
-            yield (-score, *entry[1:4])
-
-
-def _nearest(run: Run, asked: int, within: tuple[float, float], accepts: Accepts) -> Iterator[Entry]:
-    """Of the accepted ones the nearest at or above this context, and the nearest below it."""
-    low, high = within
-    for entry in sorted_run.upwards(run, (asked,)):
-        if entry[0] > high:
-            break
-        if accepts(entry[3]):
-            yield entry
-            if entry[0] == asked:
-                return
-            break
-    below = sorted_run.last_below(run, (asked,))
-    while below is not None and below[0] >= low:
-        for entry in sorted_run.upwards(run, (below[0],)):
-            if entry[0] != below[0]:
-                break
-            if accepts(entry[3]):
-                yield entry
-                return
-        below = sorted_run.last_below(run, (below[0],))
+def _in_range(
+    sizes: Run, least: float, most: float, is_meant: Callable[[float], bool]
+) -> Iterator[tuple[Likeness, _Machines]]:
+    for size, likenesses in sorted_run.upwards(sizes, (least,)):
+        if size > most:
+            return
+        if is_meant(size):
+            yield from likenesses.items()

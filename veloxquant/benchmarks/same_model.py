@@ -8,13 +8,14 @@ range is narrow for long prompts; for short ones it is wide, and they tell littl
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.benchmarks.fingerprint import known
-from veloxquant.benchmarks.model_name import SAME_SIZE_RATIO, named_parameters, stated_parameters
+from veloxquant.benchmarks.model_name import named_parameters, tagged_parameters
 
 if TYPE_CHECKING:
     from veloxquant.benchmarks.records import BenchmarkRecord
@@ -24,6 +25,9 @@ SAME_CACHE_RATIO = 1.5
 """Allowed beyond the range: a copy alive at the reading, an odd prefill step, a run that went on for longer than told.
 Within a family (1B, 8B, 70B) the bytes a token differ by 2.5 and more, grouped and full heads by 4 or 8."""
 
+SAME_SIZE_RATIO = 1.1
+"""Of two counts of one model: with the output matrix or without."""
+_MANY = 2**40
 _TOKENS = re.compile(r"tokens[=:](\d{1,9})", re.ASCII)
 _ENDLESS, _WINDOWS = ("kv", "concat"), ("window", "chunked")
 _16_BIT = 2
@@ -32,6 +36,48 @@ _ROUNDING = 0.005
 # What one architecture is also called: by its class, and by the part of a seeing model that reads text.
 _DECORATION = re.compile(r"(?:forcausallm|forconditionalgeneration|text)+$")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
+
+
+class Likeness(NamedTuple):
+    """What a record tells of its model, roughly: whether it may be the asked one is decided for many at once."""
+
+    architecture: str = ""
+    """Empty for unknown, and for records that are found by it."""
+    parameters: float = 0.0
+    """By the tag, where the name does not say."""
+    most: int | None = None
+    """Half octaves of the bytes a token that its 16-bit cache may have; None where it does not tell."""
+    least: int = 0
+
+
+def own_likeness(record: BenchmarkRecord) -> Likeness:
+    """What decides whether it is a namesake."""
+    architecture = _architecture(record.architecture) if known(record.architecture) else ""
+    counted = None if named_parameters(record.model_id) is not None else tagged_parameters(record.tags)
+    return Likeness(architecture, counted or 0.0, *_bytes_a_token(record))
+
+
+def likeness(own: Likeness) -> Likeness:
+    """The same without what is known of all that may stand in for a model."""
+    return own._replace(architecture="", parameters=0.0)
+
+
+def may_be_like(like: Likeness, model: ModelProfile, near: tuple[float, float]) -> bool:
+    """Whether records of this likeness may be of a model like this; `near` are the least and the most tokens."""
+    if like.architecture and known(model.architecture) and like.architecture != _architecture(model.architecture):
+        return False
+    if _is_other_size(like.parameters, model):
+        return False
+    if like.most is None or not model.layers:
+        return True
+    cache = _cache(model)
+    # Bytes a token fall as tokens grow, but for what is rounded up to a step.
+    fewest, most = max(1, math.floor(near[0])), 2 * math.ceil(min(near[1], _MANY))
+    least_bytes = cache.least_bytes(most) / most
+    most_bytes = cache.most_bytes(fewest + cache.step - 1) / fewest
+    return bool(
+        least_bytes <= SAME_CACHE_RATIO * _edge(like.most + 1) and _edge(like.least) <= SAME_CACHE_RATIO * most_bytes
+    )
 
 
 def is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
@@ -43,7 +89,8 @@ def is_namesake(record: BenchmarkRecord, model: ModelProfile) -> bool:
         theirs, ours = _architecture(record.architecture), _architecture(model.architecture)
         if theirs != ours:
             return True
-    return _is_other_size(record, model) or not has_same_cache(record, model)
+    counted = None if named_parameters(record.model_id) is not None else tagged_parameters(record.tags)
+    return _is_other_size(counted or 0.0, model) or not has_same_cache(record, model)
 
 
 def has_same_cache(record: BenchmarkRecord, model: ModelProfile) -> bool:
@@ -58,11 +105,34 @@ def has_same_cache(record: BenchmarkRecord, model: ModelProfile) -> bool:
     return least_bytes <= record.memory_bytes / record.sequences <= most_bytes
 
 
-def _is_other_size(record: BenchmarkRecord, model: ModelProfile) -> bool:
-    stated, size = stated_parameters(record.model_id, record.tags), model.num_parameters
-    if stated is None or not size or named_parameters(record.model_id) is not None:
-        return False
-    return max(stated, size) > SAME_SIZE_RATIO * min(stated, size)
+def _bytes_a_token(record: BenchmarkRecord) -> tuple[int | None, int]:
+    """The most and the least that the figures allow, as `Likeness` has them."""
+    ratio = record.memory_reduction
+    if not (record.memory_bytes and ratio):
+        return None, 0
+    fewest, most = _tokens_held(record)
+    if not record.context_length <= fewest <= 2 * record.context_length:
+        return None, 0  # its tokens are not those that are asked for
+    slip = _ROUNDING if ratio == round(ratio, 2) else 0.0
+    held = record.memory_bytes / record.sequences
+    most_bytes = held / (ratio - slip) / fewest if ratio > slip else math.inf
+    if not 0 < most_bytes < math.inf:
+        return None, 0
+    return _half_octave(most_bytes), _half_octave(held / (ratio + slip) / most)
+
+
+def _half_octave(size: float) -> int:
+    return math.floor(2 * math.log2(size))
+
+
+def _edge(half_octave: int) -> float:
+    """Where it begins."""
+    return math.pow(2.0, half_octave / 2)
+
+
+def _is_other_size(counted: float, model: ModelProfile) -> bool:
+    size = model.num_parameters
+    return bool(counted and size and max(counted, size) > SAME_SIZE_RATIO * min(counted, size))
 
 
 def stated_tokens(record: BenchmarkRecord) -> int | None:

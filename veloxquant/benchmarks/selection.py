@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks.eviction import PINNED, recorded_at
+from veloxquant.benchmarks.matching import chip_key
 
 if TYPE_CHECKING:
     from veloxquant.benchmarks.records import BenchmarkRecord
@@ -33,14 +34,10 @@ class Selection:
             self.method in (None, record.method)
             and self.model_id in (None, record.model_id)
             and self.architecture in (None, record.architecture)
-            and (self.chip is None or _plain(self.chip) == _plain(record.chip))
+            and (self.chip is None or chip_key(self.chip) == chip_key(record.chip))
             and self.mlx_version in (None, record.mlx_version)
             and self.source in (None, record.source)
             and (self.tag is None or self.tag in record.tags)
             and (not self.pinned or PINNED in record.tags)
             and (self.since_s is None or recorded_at(record) >= self.since_s)
         )
-
-
-def _plain(chip: str) -> str:
-    return " ".join(chip.casefold().split()).removeprefix("apple ")
