@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import tiny_model
-from tiny_model import FLOAT_SLOT, PACKED_SLOT
+from mlx_lm.models.cache import KVCache
+from tiny_model import FLOAT_SLOT, LAYERS, NUMBERS, PACKED_SLOT
 
 from veloxquant.errors import MethodRefused
 from veloxquant.measure.comparison import Comparison, agreeing, compare
@@ -116,3 +118,84 @@ def test_conditions_are_kept_with_the_figures(tiny: SimpleNamespace) -> None:
     assert (about.mlx_version, about.mlx_lm_version) == (version("mlx"), version("mlx-lm"))
     assert about.temperature == 0
     assert about.backend in about.machine
+
+
+class Turned(KVCache):
+    """A method that writes another text."""
+
+    def update_and_fetch(self, keys: Any, values: Any) -> Any:
+        """Values of the other sign."""
+        return super().update_and_fetch(keys, -values)
+
+
+TURNED = Subject(label="turned", method="turned", build=lambda: [Turned() for _ in range(LAYERS)])
+
+
+def ended(tiny: SimpleNamespace, end: int, *subjects: Any) -> Comparison:
+    """240 tokens and at most 40 more, where the token `end` ends a text: with 17 generated another step of slots."""
+    tokenizer = copy.copy(tiny.tokenizer)
+    tokenizer.eos_token_ids = {end}
+    made = [tiny_model.subject(tiny.model, one) if isinstance(one, str) else one for one in subjects]
+    return compare(tiny.model, tokenizer, tiny.prompt[:240], made, max_tokens=40)
+
+
+def test_a_method_that_ends_its_text_goes_on(tiny: SimpleNamespace) -> None:
+    """It holds as many tokens as the engine's own cache, or its bytes would be of another length; its text is short."""
+    own, other = ended(tiny, tiny_model.END, "fp16", TURNED).runs
+    end = next(token for token in other.tokens[:10] if token not in own.tokens)
+    found = ended(tiny, end, "fp16", TURNED, "affine4-g64")
+    assert [one.generated_tokens for one in found.runs] == [len(one.tokens) for one in found.runs] == [40] * 3
+    assert found.generated_tokens == 40
+    other = found.runs[1]
+    assert other.text_tokens == other.tokens.index(end) + 1 <= 10
+    assert other.text == tiny.tokenizer.decode(other.tokens[: other.text_tokens - 1])
+    assert other.timeline[-1].tokens == other.report.sequence_tokens == 280
+    assert found.ratio_to_fp16_run(other) == 1.0
+    assert found.runs[0].text_tokens == 40
+    first = found.agreeing_tokens(other)
+    assert first is not None
+    assert own.tokens[:first] == other.tokens[:first]
+    assert own.tokens[first] != other.tokens[first]
+
+
+@pytest.mark.parametrize("order", [("fp16", TURNED), (TURNED, "fp16")])
+def test_the_engines_own_text_sets_the_length(tiny: SimpleNamespace, order: tuple[Any, ...]) -> None:
+    """Where it ends by itself the others have no more tokens; the order of the rows is the one asked for."""
+    own, other = ended(tiny, tiny_model.END, "fp16", TURNED).runs
+    end = next(token for token in own.tokens if token not in other.tokens)
+    length = own.tokens.index(end) + 1
+    assert length < 40
+    found = ended(tiny, end, *order)
+    assert [one.label for one in found.runs] == [one if isinstance(one, str) else one.label for one in order]
+    assert [(one.generated_tokens, one.report.sequence_tokens) for one in found.runs] == [(length, 240 + length)] * 2
+
+
+def test_without_the_engines_own_the_first_that_runs_sets_the_length(tiny: SimpleNamespace) -> None:
+    """A failure sets none."""
+    (own, other) = ended(tiny, tiny_model.END, "fp16", TURNED).runs
+    end = next(token for token in other.tokens if token not in own.tokens)
+    found = ended(tiny, end, broken(MemoryError()), TURNED, "affine8-g64")
+    assert [one.generated_tokens for one in found.runs] == [other.tokens.index(end) + 1] * 2
+
+
+def test_records_compare_with_sixteen_bits_a_number(tiny: SimpleNamespace) -> None:
+    """Half of the slots of floats that this model keeps: 2 layers x 256 slots x two bytes for each number."""
+    found = compared(tiny, "fp16", "affine4-g64")
+    assert found.fp16_cache_bytes == LAYERS * 256 * NUMBERS * 2
+    assert [found.memory_reduction(one) for one in found.runs] == [2.0, 2 * PACKED_SLOT / FLOAT_SLOT]
+
+
+def test_states_stay_as_wide_as_they_are(tiny: SimpleNamespace) -> None:
+    """1,000 bytes of a 16-bit cache of which 400 are K and V in 32 bits, as one model may mix them: 800."""
+    (own,) = compared(tiny, "fp16").runs
+    mixed = msgspec.structs.replace(own, resident_bytes=1000, float32_kv_bytes=400)
+    found = msgspec.structs.replace(compared(tiny, "fp16"), runs=(mixed,))
+    assert found.fp16_cache_bytes == 800
+    assert msgspec.structs.replace(found, runs=()).fp16_cache_bytes is None
+
+
+def test_matrices_of_the_process_are_counted_once(tiny: SimpleNamespace) -> None:
+    """A rotation of width 64 takes 4 x 64^2 bytes and twice that in parts; measuring again adds none."""
+    found = compared(tiny, "turboquant-mse4")
+    assert found.process_bytes >= 3 * 4 * 64**2
+    assert compared(tiny, "turboquant-mse4").process_bytes == found.process_bytes

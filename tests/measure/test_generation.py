@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -87,3 +88,25 @@ def test_an_empty_prompt_is_refused(tiny: SimpleNamespace) -> None:
     with pytest.raises(InvalidParams, match="no tokens") as refused:
         go(tiny, [], 3)
     assert refused.value.field == "prompt"
+
+
+def ending_at(tiny: SimpleNamespace, token: int) -> Any:
+    """The tokenizer for which this token ends a text."""
+    other = copy.copy(tiny.tokenizer)
+    other.eos_token_ids = {token}
+    return other
+
+
+def test_a_length_can_be_kept_beyond_the_end_of_text(tiny: SimpleNamespace) -> None:
+    """Just as many tokens as asked, those that a tokenizer without an end gives; the text ends where it would have."""
+    endless, _ = go(tiny, tiny.prompt, 12)
+    end = endless.tokens[3]
+    tokenizer, at = ending_at(tiny, end), endless.tokens.index(end)
+    caches = make_prompt_cache(tiny.model)
+    found = generate(tiny.model, tokenizer, tiny.prompt, caches, 12, 128, stops=False)
+    assert found.tokens == endless.tokens
+    assert (found.text_tokens, caches[0].offset) == (at + 1, 312)
+    stopped = generate(tiny.model, tokenizer, tiny.prompt, make_prompt_cache(tiny.model), 12, 128)
+    assert stopped.tokens == endless.tokens[: at + 1]
+    assert found.text == stopped.text == tiny.tokenizer.decode(endless.tokens[:at])
+    assert tokenizer.eos_token_ids == {end}

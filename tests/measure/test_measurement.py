@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
 import pytest
 import tiny_model
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from tiny_model import FLOAT_SLOT, LAYERS, NUMBERS, PACKED_SLOT
 
-from veloxquant.measure.measurement import MOST_SAMPLES, Run, Subject, _Curve, run
+from veloxquant.measure.measurement import MOST_SAMPLES, Run, Subject, _Curve, _look, _settled, run
 from veloxquant.profiles.slots import kv_slots, schedule
 
 if TYPE_CHECKING:
@@ -124,3 +126,94 @@ def test_the_room_opens_without_arrays() -> None:
     code = "import sys, veloxquant.measure as room; [getattr(room, name) for name in room.__all__]; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"mlx", "mlx.core", "mlx_lm", "psutil", "matplotlib"} & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("label", ["fp16", "affine4-g64", "turboquant-mse4", "turboquant-prod4"])
+def test_the_allocator_gave_out_what_the_walk_counts(tiny: SimpleNamespace, label: str) -> None:
+    """A second witness: MLX's own counter grew by the bytes of the arrays that the caches hold."""
+    found = measured(tiny, label)
+    assert found.allocator_agrees
+    assert abs(found.allocated_bytes - found.resident_bytes) <= 64 * 1024 + 0.02 * found.resident_bytes
+
+
+HIDDEN_BYTES = 2**20
+hidden: list[mx.array] = []
+"""Where no attribute of a cache leads."""
+
+
+class Hiding(KVCache):
+    """Holds a MiB more than can be found by walking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden.append(mx.zeros((HIDDEN_BYTES,), dtype=mx.uint8) + 1)
+        mx.eval(hidden)
+
+
+class Doubling(KVCache):
+    """Holds its keys by two names, which a walk takes for two arrays."""
+
+    def update_and_fetch(self, keys: Any, values: Any) -> Any:
+        """As it is, with a view of all keys."""
+        result = super().update_and_fetch(keys, values)
+        self.view = self.keys.reshape(-1)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("cache", "more_bytes"), [(Hiding, HIDDEN_BYTES), (Doubling, -SLOTS * FLOAT_SLOT // 2), (KVCache, 0)]
+)
+def test_the_allocator_tells_what_a_walk_cannot(tiny: SimpleNamespace, cache: type[KVCache], more_bytes: int) -> None:
+    """Hidden arrays are in its count, and views are there once; rounding to pages of 16 KiB aside."""
+    subject = Subject("odd", "odd", build=lambda: [cache() for _ in range(LAYERS)], prefill_step_size=STEP)
+    found = run(tiny.model, tiny.tokenizer, tiny.prompt, subject, max_tokens=GENERATED)
+    hidden.clear()
+    differs = found.allocated_bytes - found.resident_bytes
+    assert differs == pytest.approx(LAYERS * more_bytes, abs=16 * 16384)
+    assert found.allocator_agrees is (more_bytes == 0)
+
+
+def test_floats_of_keys_and_values_are_told_from_states() -> None:
+    """Of caches in 32 bits only, those that keys and values go into, parts of composite caches among them."""
+
+    def filled(cache: Any, dtype: mx.Dtype) -> Any:
+        cache.update_and_fetch(mx.ones((1, 1, 4, 8), dtype=dtype), mx.ones((1, 1, 4, 8), dtype=dtype))
+        return cache
+
+    states, part = ArraysCache(1), ArraysCache(1)
+    states[0] = part[0] = mx.ones((1, 1000))
+    composite = CacheList(part, filled(RotatingKVCache(256), mx.float32), filled(KVCache(), mx.float16))
+    found = _look([states, composite, filled(KVCache(), mx.float32)], _settled())
+    window, whole = composite.caches[1].nbytes, 2 * 256 * 8 * 4
+    assert found.float32_kv_bytes == window + whole
+    assert found.resident_bytes == found.float32_kv_bytes + 4000 + whole // 2
+    assert found.number_types == ("float16", "float32")
+
+
+def test_the_timed_run_is_as_long_as_the_profiled_one(tiny: SimpleNamespace) -> None:
+    """An end-of-text token that only the second list of caches gives does not make it shorter."""
+    lists = itertools.count()
+
+    def build() -> list[Any]:
+        return [(Turned if next(lists) >= LAYERS else KVCache)() for _ in range(LAYERS)]
+
+    def go(tokenizer: Any) -> Run:
+        subject = Subject("forgetful", "forgetful", build=build)
+        return run(tiny.model, tokenizer, tiny.prompt, subject, max_tokens=12)
+
+    own = measured(tiny, "fp16").tokens
+    end = next(token for token in go(tiny.tokenizer).tokens if token not in own)
+    lists = itertools.count()
+    tokenizer = copy.copy(tiny.tokenizer)
+    tokenizer.eos_token_ids = {end}
+    found = go(tokenizer)
+    assert (found.generated_tokens, found.report.sequence_tokens) == (12, 312)
+    assert found.text_tokens < 12
+
+
+class Turned(KVCache):
+    """Gives values of the other sign."""
+
+    def update_and_fetch(self, keys: Any, values: Any) -> Any:
+        """Turned."""
+        return super().update_and_fetch(keys, -values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +12,7 @@ from mlx.utils import tree_flatten
 from tiny_model import FLOAT_SLOT, LAYERS, PACKED_SLOT
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.errors import StoreUnavailable
 from veloxquant.measure import record
 from veloxquant.measure.comparison import Comparison, compare
 
@@ -70,3 +72,35 @@ def test_a_run_of_one_token_has_no_speed(found: Comparison) -> None:
     short = msgspec.structs.replace(found.runs[0], decode_tok_s=None, ms_per_token=None)
     fields = record.fields(found, short)
     assert (fields["throughput_tok_s"], fields["latency_ms_per_token"]) == (0.0, 0.0)
+
+
+def test_a_store_is_made_ready(tmp_path: Path) -> None:
+    """Folders that are not there are made, nothing is left in them, and it can be done again."""
+    store = BenchmarkDatabase(tmp_path / "new" / "records")
+    for _ in range(2):
+        record.make_ready(store)
+        assert list(store.records_dir.iterdir()) == []
+    assert store.records == {}
+
+
+@pytest.mark.parametrize("in_the_way", ["records", ".lock"])
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path, in_the_way: str) -> None:
+    """A file where the folder of records should be, a folder where the lock should be."""
+    if in_the_way == "records":
+        (tmp_path / in_the_way).write_text("")
+    else:
+        (tmp_path / in_the_way).mkdir()
+    with pytest.raises(StoreUnavailable) as refused:
+        record.make_ready(BenchmarkDatabase(tmp_path))
+    assert refused.value.hint
+
+
+def test_a_full_disk_is_found_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is really written there."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record, "write_aside", full)
+    with pytest.raises(StoreUnavailable, match="No space left"):
+        record.make_ready(BenchmarkDatabase(tmp_path))
