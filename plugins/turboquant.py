@@ -64,12 +64,13 @@ _SKETCH_SOURCE = (
     "scaled as the affine format's by Llama-3.2-3B and, without a figure of its own, by Qwen3.5-35B-A3B's turbo3"
 )
 
-_UNPACK_PS = 120.0
-"""Picoseconds to unpack a number with kernels that are not fused. Reading codes, writing them as float32 and reading
-these in a matrix product moves some 20 bytes a number: 100 ps at 200 GB/s, 170 ps at an M4's 120 GB/s. The largest cost
-published for fused kernels is 124 ps: Qwen3.5-35B-A3B (10 growing layers, 2 KV heads of width 256: 395 million numbers
-at 38,596 tokens) on an M1 Max decodes 7.7 tokens/s at turbo3 and 12.4 at q8_0; on an M5 Max it is 17 ps
-(github.com/TheTom/turboquant_plus, docs/benchmarks.md). A guess on the careful side: not measured on a Mac."""
+_UNPACK_BYTES = 20.0
+"""Bytes moved to unpack a number with kernels that are not fused: indices, levels written as float32, read again in a
+matrix product, at most 14 by the sizes of these arrays, and what scales, scores and sums of the block add. By bandwidth
+that is 290 ps on an M1, 200 on an M2, 37 on an M4 Max. Published for fused kernels, which need less: 124 ps on an M1
+Max and 17 on an M5 Max (Qwen3.5-35B-A3B, 10 growing layers, 2 KV heads of width 256, 395 million numbers at 38,596
+tokens: 7.7 tokens/s at turbo3 against 12.4 at q8_0; turbo4 was faster than q8_0 there: 16.6;
+github.com/TheTom/turboquant_plus, docs/benchmarks.md). Not measured on a Mac."""
 
 _TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**13, 2**21, 2**19
 """As in veloxquant.caches.attention and packed."""
@@ -156,9 +157,9 @@ class TurboQuantMSE(Method):
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         return _prior(_chosen(variant).bits)
 
-    def unpack_cost(self, variant: Variant) -> float:
-        """What MLX's ordinary kernels take, which are not fused: see `_UNPACK_PS`."""
-        return _UNPACK_PS
+    def unpack_bytes(self, variant: Variant) -> float:
+        """What MLX's ordinary kernels move, which are not fused: see `_UNPACK_BYTES`."""
+        return _UNPACK_BYTES
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh PackedKVCache. Raises InvalidParams for what is refused."""
@@ -203,9 +204,9 @@ class TurboQuantProd(TurboQuantMSE):
         hard = _HARD_SKETCH_KL[_chosen(variant).bits]
         return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=_SKETCH_SOURCE)
 
-    def unpack_cost(self, variant: Variant) -> float:
+    def unpack_bytes(self, variant: Variant) -> float:
         """Keys are unpacked twice, levels and signs; values once."""
-        return 1.5 * _UNPACK_PS
+        return 1.5 * _UNPACK_BYTES
 
     def _key_row(self, chosen: _Set, width: int) -> _Row:
         quiet = width - chosen.outlier_channels

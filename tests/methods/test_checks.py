@@ -108,6 +108,8 @@ def test_impossible_bits_are_refused(simple: Any, what: str, bits: Any) -> None:
         ({"slot_step": 2**17}, "slot_step"),
         ({"unpack_cost": -1.0}, "unpack_cost"),
         ({"unpack_cost": math.nan}, "unpack_cost"),
+        ({"unpack_bytes": -1.0}, "unpack_bytes"),
+        ({"unpack_bytes": math.inf}, "unpack_bytes"),
         ({"engine_settings": [4]}, "engine_settings"),
         ({"engine_settings": {"kv_bits": math.inf}}, "kv_bits is inf"),
         ({"refuses": "width"}, "refuses"),

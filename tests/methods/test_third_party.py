@@ -55,7 +55,7 @@ def answer(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_good_methods_stay_and_six_broken_plugins_are_quarantined(answer: dict[str, Any]) -> None:
     """The third-party method and all of ours are ready, whatever is installed beside them."""
     assert answer["methods"] == ["affine", "fp16", "halved", "turboquant_mse", "turboquant_prod"]
-    assert len(answer["labels"]) == 18 + 1 + 1
+    assert len(answer["labels"]) == 18 + 1 + 4 + 3 + 1
     assert len(answer["quarantined"]) == 6
 
 

@@ -90,7 +90,9 @@ class Synthetic(Method):
         fused: bool = False,
         unpack: float = 0.0,
         workspace: int = 0,
+        moved: float = 0.0,
     ) -> None:
+        self.moved = moved
         self.workspace = workspace
         self.name, self.batchable, self.fused_attention = name, batchable, fused
         self._bits, self._kl, self._spread, self._fixed, self._unpack = bits, kl, spread, fixed, unpack
@@ -116,6 +118,10 @@ class Synthetic(Method):
     def unpack_cost(self, variant: Variant) -> float:
         """Given."""
         return self._unpack
+
+    def unpack_bytes(self, variant: Variant) -> float:
+        """Given."""
+        return self.moved
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """Given."""

@@ -143,6 +143,14 @@ class Evil(Synthetic):
         """As told."""
         return self._tell("unpack_cost", 0.0)
 
+    def unpack_bytes(self, variant: Variant) -> float:
+        """As told."""
+        return self._tell("unpack_bytes", 0.0)
+
+    def workspace_bytes(self, variant: Variant, part: Any, queries: int, slots: int) -> int:
+        """As told."""
+        return self._tell("workspace_bytes", 0)
+
     def engine_settings(self, variant: Variant) -> Any:
         """As told."""
         return self._tell("engine_settings", None)
@@ -157,6 +165,8 @@ _UGLY = {
     "fixed_bytes": (RuntimeError, -1, 1.5, math.nan, 2**53),
     "slot_step": (RuntimeError, 0, -1, 2**40, 1),
     "unpack_cost": (RuntimeError, math.nan, math.inf, -1.0),
+    "unpack_bytes": (RuntimeError, math.nan, math.inf, -1.0),
+    "workspace_bytes": (RuntimeError, -1, 1.5, math.nan, 2**53),
     "engine_settings": (RuntimeError, {"kv_bits": math.nan}, {1: 2}),
     "quality_prior": (
         RuntimeError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from planner_kit import GIB, Own, Synthetic, ask, candidate, kv, llama_8b, mac, model, offers, state, windowed
 
@@ -80,6 +81,16 @@ def test_unpacking_costs_what_the_method_says() -> None:
     answer = ask(llama_8b(), PLAIN, on_offer=variants, context_length=8192)
     free, dear = (candidate(answer, label).speed.latency_ms_per_token for label in ("free", "dear"))
     assert dear - free == pytest.approx(8192 * 32 * 8 * 256 * 10e-9)
+
+
+def test_bytes_moved_to_unpack_cost_less_where_memory_is_faster() -> None:
+    """8,192 tokens of 65,536 numbers, 20 bytes each, at half of 100 GB/s and of 400 GB/s."""
+    variants = offers(Synthetic("free", 8, 0.001), Synthetic("dear", 8, 0.001, moved=20.0))
+    for gbps in (100.0, 400.0):
+        machine = msgspec.structs.replace(PLAIN, bandwidth_gbps=gbps)
+        answer = ask(llama_8b(), machine, on_offer=variants, context_length=8192, objective="memory")
+        free, dear = (candidate(answer, label).speed.latency_ms_per_token for label in ("free", "dear"))
+        assert dear - free == pytest.approx(8192 * 65_536 * 20 / (gbps * 0.5e6))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def check_figures(method: Method, variants: Iterable[Variant]) -> None:
     for variant in variants:
         check_prior(method, variant, method.quality_prior(variant))
         check_unpack_cost(method, variant, method.unpack_cost(variant))
+        check_unpack_bytes(method, variant, method.unpack_bytes(variant))
         check_settings(method, variant, method.engine_settings(variant))
         for width in WIDTHS:
             by_item_size = [_figures_twice(method, variant, sample_part(width, size)) for size in ITEM_SIZES]
@@ -200,6 +201,13 @@ def check_unpack_cost(method: Method, variant: Variant, cost: Any) -> float:
     if not _is_number(cost) or cost < 0:
         raise _wrong(f"{method.name} {variant.label}: unpack_cost() returned {quoted(cost)}, not picoseconds")
     return float(cost)
+
+
+def check_unpack_bytes(method: Method, variant: Variant, moved: Any) -> float:
+    """Bytes a number: finite, not negative."""
+    if not _is_number(moved) or moved < 0:
+        raise _wrong(f"{method.name} {variant.label}: unpack_bytes() returned {quoted(moved)}, not bytes a number")
+    return float(moved)
 
 
 def check_settings(method: Method, variant: Variant, settings: Any) -> Mapping[str, Any] | None:

@@ -113,6 +113,10 @@ class Guarded(Method):
         """Checked. Raises MethodRefused."""
         return self._ask("unpack_cost", lambda a: checks.check_unpack_cost(self, variant, a), variant)
 
+    def unpack_bytes(self, variant: Variant) -> float:
+        """Checked. Raises MethodRefused."""
+        return self._ask("unpack_bytes", lambda a: checks.check_unpack_bytes(self, variant, a), variant)
+
     def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
         """Checked. Raises MethodRefused."""
         return self._ask("engine_settings", lambda a: checks.check_settings(self, variant, a), variant)

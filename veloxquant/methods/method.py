@@ -126,6 +126,14 @@ class Method:
         """Extra decode time for each stored number in picoseconds on the planned GPU; 0 when native kernels read it."""
         return 0.0
 
+    def unpack_bytes(self, variant: Variant) -> float:
+        """Bytes moved in decode for each stored number, besides reading what is stored.
+
+        Unpacked copies that are written and read again; 0 when native kernels read what is stored. The planner divides
+        by the machine's bandwidth, so that a fast machine pays less.
+        """
+        return 0.0
+
     def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
         """The stock engine's own flags for this variant (kv_bits, ...), None where it cannot express it."""
         return None

@@ -77,8 +77,9 @@ class Option:
         """The variant's roofline. Raises MethodError from the method."""
         if self.engine_own:
             return self.setting.baseline_line
-        unpack_ps = self.offer.method.unpack_cost(self.offer.variant)
-        return speeds.roofline(self.setting.model, self.setting.hardware, self.shape, unpack_ps)
+        method, variant = self.offer.method, self.offer.variant
+        unpack = speeds.Unpacking(method.unpack_cost(variant), method.unpack_bytes(variant))
+        return speeds.roofline(self.setting.model, self.setting.hardware, self.shape, unpack)
 
     @cached_property
     def decode(self) -> Decode | None:

@@ -11,7 +11,7 @@ from veloxquant.planner.budget import room
 from veloxquant.planner.layout import engine_own
 from veloxquant.planner.memory import footprint, shape_of
 from veloxquant.planner.siblings import qualities
-from veloxquant.planner.speed import decode, prefill_tok_s, roofline, speed
+from veloxquant.planner.speed import Unpacking, decode, prefill_tok_s, roofline, speed
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
     hardware = request.hardware if request.hardware is not None else snapshot.hardware
     own = shape_of(model, engine_own(model), None, sequences=workload.sequences, batch=workload.batch_size)
     seen = evidence.sightings(snapshot.records, ENGINE_OWN, model, workload, hardware)
-    line = roofline(model, hardware, own, 0.0)
+    line = roofline(model, hardware, own, Unpacking())
     found = decode(line, workload, hardware, seen.usable, None)
     prefill = prefill_tok_s(model, workload, hardware)
     asked = workload.prefill_step_size

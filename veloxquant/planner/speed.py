@@ -59,6 +59,14 @@ class Decode(NamedTuple):
         return self.ms if self.evidence.source == "measured" else self.low
 
 
+class Unpacking(NamedTuple):
+    """What it costs to make a stored number one that can be multiplied, in decode."""
+
+    picoseconds: float = 0.0
+    moved_bytes: float = 0.0
+    """Besides reading what is stored."""
+
+
 class Roofline(NamedTuple):
     """One variant on one machine: ms a token for any length and number of sequences. None fields are unknown."""
 
@@ -70,7 +78,7 @@ class Roofline(NamedTuple):
     bytes_per_ms: float | None
     overhead_ms: float
     shape: Shape
-    unpack_ps: float
+    unpack: Unpacking
 
     def ms(self, tokens: int, sequences: int) -> float | None:
         """Decode ms a token of each of `sequences` sequences that all hold `tokens` tokens."""
@@ -81,7 +89,8 @@ class Roofline(NamedTuple):
             _read(t.part, t.slot_bytes, tokens) * t.layers for t in self.terms
         )
         numbers = rows * sum(t.layers * _numbers(t.part, tokens) for t in self.terms if t.packed)
-        step_ms = moved / self.bytes_per_ms + self.overhead_ms + numbers * self.unpack_ps * 1e-9
+        moved += numbers * self.unpack.moved_bytes
+        step_ms = moved / self.bytes_per_ms + self.overhead_ms + numbers * self.unpack.picoseconds * 1e-9
         return step_ms * sequences / rows
 
     def _weights_read(self, rows: int) -> float:
@@ -97,7 +106,7 @@ class Roofline(NamedTuple):
         return self.shape.terms
 
 
-def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpack_ps: float) -> Roofline:
+def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpack: Unpacking) -> Roofline:
     """What the machine's table figures say about one variant."""
     total, active = model.num_parameters, model.active_parameters
     bandwidth = hardware.bandwidth_gbps
@@ -108,7 +117,7 @@ def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpac
         bytes_per_ms=bandwidth * 1e6 * efficiency(hardware, model.weight_bits) if bandwidth else None,
         overhead_ms=(model.num_layers or len(model.layers)) * tables.speed().layer_overhead_ms,
         shape=shape,
-        unpack_ps=unpack_ps,
+        unpack=unpack,
     )
 
 
