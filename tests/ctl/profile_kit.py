@@ -34,6 +34,9 @@ found.svgs = [...page.querySelectorAll("svg")].map((one) => [box(one).width, box
 found.wide = [...page.body.querySelectorAll("*")]
   .filter((one) => !one.closest(".scroll > *") && box(one).right > root.clientWidth + 0.5).map(name);
 found.overlaps = [];
+found.hints = [...page.querySelectorAll(".more")].filter((one) => box(one).height > 0).length;
+found.cut = [...page.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth).length;
+found.letters = 1000;
 found.outside = [];
 found.texts = 0;
 found.smallest = 1000;
@@ -42,6 +45,8 @@ for (const svg of page.querySelectorAll("svg")) {
   found.texts += texts.length;
   texts.forEach((one, at) => {
     const a = box(one);
+    const size = parseFloat(frame.contentWindow.getComputedStyle(one).fontSize);
+    found.letters = Math.min(found.letters, size * svg.getScreenCTM().a);
     found.smallest = Math.min(found.smallest, Math.min(a.width, a.height));
     if (a.left < whole.left - 1 || a.right > whole.right + 1 || a.top < whole.top - 1 || a.bottom > whole.bottom + 1)
       found.outside.push(one.textContent);

@@ -22,6 +22,7 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.client import Client
 from veloxquant.ctl import records_progress
 from veloxquant.errors import MethodRefused
+from veloxquant.measure.comparison import Comparison
 from veloxquant.serve.builder import KVCacheBuilder
 
 Run = Callable[..., Any]
@@ -63,6 +64,7 @@ def told(profile: Run) -> Callable[..., dict[str, Any]]:
 def test_json_says_everything(told: Callable[..., dict[str, Any]]) -> None:
     """Lengths, conditions, and for each method bytes as whole numbers, speed, text and layers."""
     value = told("--method", "affine4-g64")
+    assert set(value) == TOP_LEVEL
     assert value["schema"] == "veloxquant.profile/1"
     assert (value["model_id"], value["architecture"]) == ("tiny-llama", "llama")
     assert (value["prompt_tokens"], value["max_tokens"], value["prompt"]) == (20, 4, PROMPT)
@@ -73,11 +75,23 @@ def test_json_says_everything(told: Callable[..., dict[str, Any]]) -> None:
     assert (own["resident_bytes"], packed["resident_bytes"]) == (OWN, PACKED)
     assert own["true_fp16_bytes"] == packed["true_fp16_bytes"] == LAYERS * 24 * NUMBERS * 2
     assert packed["ratio_to_fp16_run"] == pytest.approx(PACKED / OWN)
+    assert value["fp16_cache_bytes"] == OWN // 2  # this model keeps 32 bits a number
+    assert packed["memory_reduction"] == pytest.approx(PACKED / (OWN // 2))
+    assert abs(packed["allocated_bytes"] - PACKED) <= 16 * 16384  # a page each for a dozen arrays
+    assert (value["generated_tokens"], packed["text_tokens"], packed["allocator_agrees"]) == (4, 4, True)
     assert packed["ratio_to_true_fp16"] == pytest.approx(PACKED / (LAYERS * 24 * NUMBERS * 2))
     assert own["same_text_as_fp16"] is True
     assert any("computes in 32 bits" in note for note in value["notes"])
     assert [layer["layer_id"] for layer in packed["report"]["layers"]] == [0, 1]
     assert packed["timeline"][-1] == [24, PACKED]
+
+
+TOP_LEVEL = {
+    *("schema", "model_id", "architecture", "num_parameters", "max_position", "prompt", "decision", "planned"),
+    *("conditions", "prompt_tokens", "max_tokens", "generated_tokens", "fp16_cache_bytes", "process_bytes"),
+    *("runs", "failures", "records", "notes", "problems"),
+}
+"""Fields of the answer: all of them, each once."""
 
 
 def test_text_has_both_tables_and_the_comparison(profile: Run) -> None:
@@ -164,11 +178,65 @@ def test_what_cannot_be_recorded_is_shown_all_the_same(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("veloxquant.benchmarks.folder.write_atomically", full)
+    monkeypatch.setattr("veloxquant.benchmarks.folder.write_aside", full)
     done = profile("--record", "--records", str(tmp_path), "--method", "fp16")
     assert done.code == 1
     assert "the baseline" in done.out
     assert "No space left" in done.err
+
+
+def test_a_refused_record_loses_no_other(profile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before and after it are on the disk; the refusal is told by its method, and the exit code says so."""
+    measured = Comparison.memory_reduction
+    monkeypatch.setattr(
+        Comparison, "memory_reduction", lambda self, one: 4.5 if one.label == "affine6-g64" else measured(self, one)
+    )
+    words = ("--record", "--records", str(tmp_path), "--method", "affine6-g64", "affine8-g64", "turboquant-mse4")
+    done = profile("--json", *words)
+    assert done.code == 1
+    kept = {one.method: one.memory_reduction for one in BenchmarkDatabase(tmp_path).records.values()}
+    assert kept == {
+        "fp16": 2.0,
+        "affine8-g64": 0.5625,  # 9 bits of 16, as scale and bias have 32 bits here
+        "turboquant-mse4": 0.28125,  # 4 bits and a norm of 32 for each 64
+    }
+    value = json.loads(done.out)
+    assert len(value["records"]) == 3
+    (problem,) = value["problems"]
+    assert problem["name"] == "record_invalid"
+    assert problem["message"].startswith("affine6-g64 is not recorded: memory_reduction is 4.5")
+    done = profile(*words)
+    assert (done.code, done.out.count("recorded  ")) == (1, 3)
+    assert "error: affine6-g64 is not recorded: " in done.err
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_store_that_cannot_be_written_is_told_before_weights_are_read(profile: Run, tmp_path: Path) -> None:
+    """Not after minutes of measuring; without --record it does not matter."""
+    (tmp_path / "records").write_text("in the way")
+    done = profile("--record", "--records", str(tmp_path), "--method", "fp16")
+    assert done.code != 0
+    assert done.out == ""
+    assert str(tmp_path / "records") in done.err
+    assert "next: " in done.err
+
+
+def test_a_new_store_is_made(told: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """As `records import` makes it."""
+    value = told("--records", str(tmp_path / "new" / "store"), "--record", "--method", "fp16")
+    assert set(BenchmarkDatabase(tmp_path / "new" / "store").records) == set(value["records"])
+    assert len(value["records"]) == 1
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_store_that_is_not_there_is_a_slip_where_nothing_is_written(profile: Run, tmp_path: Path) -> None:
+    """A file is none, whatever is asked."""
+    done = profile("--records", str(tmp_path / "new"), "--method", "fp16")
+    assert (done.code, "which is no folder" in done.err) == (2, True)
+    (tmp_path / "file").write_text("")
+    done = profile("--record", "--records", str(tmp_path / "file"), "--method", "fp16")
+    assert (done.code != 0, done.out) == (True, "")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_prompt_comes_from_a_file_or_standard_input(

@@ -183,3 +183,14 @@ def test_it_looks_right_in_a_browser(name: str, width: int, short_folder: Path) 
     assert all(across > 250 and down > 80 for across, down in found["svgs"])
     assert count == 0 or found["texts"] > 20
     assert count == 0 or found["smallest"] >= 5  # a single digit is narrow
+    assert count == 0 or found["letters"] >= 10
+
+
+@pytest.mark.parametrize(("width", "is_cut"), [(400, True), (1280, False)])
+def test_a_table_that_is_cut_says_so(width: int, short_folder: Path, *, is_cut: bool) -> None:
+    """On a phone a line above the table tells that it scrolls; on a desk all of it is there, and no line."""
+    program = chromium()
+    path = short_folder / "page.html"
+    profile_html.write(PAGES["crowded"], path)
+    found, _ = profile_kit.look(program, path, width, short_folder)
+    assert (found["cut"] > 0, found["hints"] > 0) == (is_cut, is_cut)

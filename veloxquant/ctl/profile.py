@@ -56,6 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(session: Session) -> int:
     """Everything that can be refused is, before the weights are read; 1 when a method or a file failed."""
+    session.may_create_records = session.options.record
     page = _page(session.options.html)
     asked = profile_input.read(session)
     store = _store(session)
