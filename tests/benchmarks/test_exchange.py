@@ -154,7 +154,7 @@ def test_a_spreadsheets_file_comes_back_exactly(records: list[BenchmarkRecord]) 
         ("a,fp16,m,1,1e400", "column throughput_tok_s: throughput_tok_s is inf"),
         ("a,fp16,m", "it has 3 cells, and the header has 5"),
         ("a,fp16,m,1,2,3", "it has 6 cells, and the header has 5"),
-        (",fp16,m,1,2", "column id: id is None"),
+        (",fp16,m,1,2", "column id: id is missing"),
         ("a,fp16,\udcff,1,2", "column model_id: "),
     ],
 )

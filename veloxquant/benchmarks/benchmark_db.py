@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
+from veloxquant.benchmarks.adding import add, keep_pin
 from veloxquant.benchmarks.directory import Directory, no_collections
 from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
@@ -19,7 +20,6 @@ from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.handed_out import copied, taken
 from veloxquant.benchmarks.matching import THRESHOLD
 from veloxquant.benchmarks.merge_run import take_in
-from veloxquant.benchmarks.merging import renamed, version_id
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
@@ -165,7 +165,7 @@ class BenchmarkDatabase:
         with store.lock.held():
             earlier = store.find(own.id)
             is_held = store.handed.is_held(own.id, record)
-            _keep_pin(earlier, own)
+            keep_pin(earlier, own)
             store.put(own)
             if is_held:
                 record.tags = list(own.tags)
@@ -199,20 +199,12 @@ class BenchmarkDatabase:
 
         A model gives the architecture, and a "parameters:" tag where the model id does not say its size. An earlier
         measurement of the same fingerprint is replaced when it was made on the same MLX version, and kept under an id
-        of its own (`<id>-mlx<version>`) when not.
+        of its own (`<id>-mlx<version>`) when not. A pin stays with the version that has it.
         """
         fields = {name: value for name, value in locals().items() if name not in ("self", "model")}
         record = _new_record(fields, model)
         with self._store.lock.held():
-            earlier = self._store.find(record.id)
-            other_version = earlier is not None and earlier.mlx_version != record.mlx_version
-            if earlier is not None and other_version:
-                self._store.put(renamed(earlier, version_id(earlier.id, earlier.mlx_version)))
-            else:
-                _keep_pin(earlier, record)
-            self._store.put(record)
-            if other_version:
-                self._store.delete(version_id(record.id, record.mlx_version))
+            self._store.add(add(record, self._store.find))
             stored = self._store.handed.of_match(record)
         self._store.index.mark()
         return stored
@@ -360,9 +352,3 @@ def _told(victim: Victim) -> Victim:
 
 def _pinned(tags: list[str], *, pinned: bool) -> list[str]:
     return [tag for tag in tags if tag != PINNED] + [PINNED] * pinned
-
-
-def _keep_pin(earlier: BenchmarkRecord | None, record: BenchmarkRecord) -> None:
-    """Only `pin` takes a pin off."""
-    if earlier is not None and PINNED in earlier.tags and PINNED not in record.tags:
-        record.tags = [*record.tags, PINNED]

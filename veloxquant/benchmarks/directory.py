@@ -16,12 +16,14 @@ from veloxquant.benchmarks.index_writer import CHEAP_S, COST_MULTIPLE, IndexWrit
 from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.record_groups import RecordGroups
 from veloxquant.benchmarks.storage import Signature, drop, list_folder, make_folder, reaching, signature, write_aside
-from veloxquant.errors import StoreUnavailable
+from veloxquant.errors import StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from veloxquant.benchmarks.adding import Adding
+    from veloxquant.benchmarks.folder import Written
     from veloxquant.benchmarks.records import BenchmarkRecord
 
 _TRIES = 2
@@ -232,34 +234,87 @@ class Directory:
         A new record makes the directory keep its limits. One that replaces another makes room for no more than the
         bytes that it has more: what others overfilled is not its affair. With `evicts` False none goes at all.
         """
-        is_new = self.folder.find(record.id) is None
         bytes_before = self.folder.total_bytes
-        self._grows = self._grows or is_new
-        try:
-            with reaching(self.folder.path, "create"):
-                make_folder(self.folder.path)
-            self.folder.put(record, flush=flush)
-        finally:
-            self.settle()
+        with self._writing(record) as written:
+            is_new = self._place(written, flush=flush)
         if not evicts:
             return
         if is_new:
-            self._make_room_for(record)
+            self._make_room_for(record, lambda: self.delete(record.id))
         else:
             self.make_room(record, self.limits.after_replacing(bytes_before))
 
-    def _make_room_for(self, newcomer: BenchmarkRecord) -> None:
+    def add(self, adding: Adding) -> None:
+        """Carry out what `adding` says, all of it or nothing, and keep the bounds. Raises as `put` does.
+
+        After a crash in the middle, what was to be apart may be in front as well; nothing is lost.
+        """
+        front, apart, record, gives_way = adding
+        bytes_before, count_before = self.folder.total_bytes, len(self.folder.records)
+        with self._writing(record) as written:
+            try:
+                if apart is not None:
+                    self.put(apart, evicts=False)
+                self._place(written)
+            except StoreError:
+                self._take_back(front, apart, record)
+                raise
+        if gives_way is not None:
+            with suppress(StoreUnavailable):  # then there are two of one version, and the older goes first
+                self.delete(gives_way)
+        if len(self.folder.records) > count_before:
+            self._make_room_for(record, lambda: self._take_back(front, apart, record))
+        else:
+            self.make_room(record, self.limits.after_replacing(bytes_before))
+
+    def _take_back(self, front: BenchmarkRecord | None, apart: BenchmarkRecord | None, record: BenchmarkRecord) -> None:
+        """Make the directory what it was before an add, however far that came."""
+        if front is None:
+            self.delete(record.id, only=record)
+        elif self.folder.find(record.id) is record:
+            self.put(front, evicts=False)
+        if apart is not None:
+            self.delete(apart.id, only=apart)
+
+    @contextmanager
+    def _writing(self, record: BenchmarkRecord) -> Iterator[Written]:
+        with reaching(self.folder.path, "create"):
+            make_folder(self.folder.path)
+        with self.folder.writing(record) as written:
+            yield written
+
+    def _place(self, written: Written, *, flush: bool = True) -> bool:
+        """Whether there was none of this id."""
+        is_new = self.folder.find(written.record.id) is None
+        self._grows = self._grows or is_new
+        try:
+            self.folder.place(written, flush=flush)
+        except StoreUnavailable:
+            with suppress(StoreUnavailable):
+                if is_new:
+                    self.folder.delete(written.record.id, only=written.record, flush=False)
+            raise
+        finally:
+            self.settle()
+        return is_new
+
+    def _make_room_for(self, newcomer: BenchmarkRecord, take_back: Callable[[], object]) -> None:
         size = self.folder.size_bytes(newcomer.id)
         if size <= self.limits.max_bytes:
             self.make_room(newcomer)
-        if self.is_over():
-            self.delete(newcomer.id)
-            full = "holds as much as it may, and all of it is pinned"
-            large = f"may hold {self.limits.max_bytes} bytes, and this record has {size}"
-            raise StoreUnavailable(
-                f"{self.path} {full if size <= self.limits.max_bytes else large}",
-                hint="unpin some records, or raise records.max_records and records.max_bytes",
-            )
+        if not self.is_over():
+            return
+        take_back()
+        if self.limits.max_records < 1:
+            why = "may hold no record: records.max_records is below 1"
+        elif size > self.limits.max_bytes:
+            why = f"may hold {self.limits.max_bytes} bytes, and this record has {size}"
+        else:
+            why = "holds as much as it may, and all of it is pinned"
+        raise StoreUnavailable(
+            f"{self.path} {why}",
+            hint="unpin some records, or raise records.max_records and records.max_bytes",
+        )
 
     def find(self, record_id: str) -> BenchmarkRecord | None:
         """The record of this id as the directory has it now."""

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -26,11 +26,13 @@ from veloxquant.benchmarks.storage import (
     RECORD_NAME,
     Signature,
     Unreadable,
+    drop,
     flush_folder,
     list_folder,
     reaching,
     read_small,
-    write_atomically,
+    signature,
+    write_aside,
 )
 from veloxquant.benchmarks.validation import invalid, is_id
 from veloxquant.errors import RecordInvalid
@@ -61,6 +63,14 @@ class RecordFile:
     digest: bytes = b""
     settled: bool = False
     """So old that any later write would show in the signature."""
+
+
+class Written(NamedTuple):
+    """A record in a temporary file."""
+
+    record: BenchmarkRecord
+    aside: Path
+    digest: bytes
 
 
 def encode(record: BenchmarkRecord) -> bytes:
@@ -155,17 +165,33 @@ class RecordFolder:
                 if time.monotonic() >= until:
                     break
 
-    def put(self, record: BenchmarkRecord, *, flush: bool = True) -> None:
-        """Write one record, durably; the cost does not depend on how many there are.
+    @contextmanager
+    def writing(self, record: BenchmarkRecord) -> Iterator[Written]:
+        """One record written aside, for `place`; where that does not follow, the folder is as it was.
+
+        Raises RecordInvalid, StoreUnavailable.
+        """
+        data = encode(record)
+        with reaching(self.path, "write to"):
+            aside = write_aside(self.path / f"{record.id}.json", data)
+        try:
+            yield Written(record, aside, _digest(data))
+        finally:
+            drop(aside)
+
+    def place(self, written: Written, *, flush: bool = True) -> None:
+        """Put it in its place, durably; the cost does not depend on how many there are.
 
         Without `flush` it may be gone after a crash, though never half, until `flush` is called.
         Raises RecordInvalid, or StoreUnavailable with the folder as it was.
         """
-        data = encode(record)
-        name = self._name_for(record.id)
+        name = self._name_for(written.record.id)
         with reaching(self.path, "write to"):
-            seen = write_atomically(self.path / name, data, flush=flush)
-        self._replace(name, RecordFile(record, None, seen, _digest(data)))
+            written.aside.replace(self.path / name)
+            seen = signature((self.path / name).lstat())
+        self._replace(name, RecordFile(written.record, None, seen, written.digest))
+        if flush:
+            self.flush()
 
     def flush(self) -> None:
         """Make what was put without a flush survive a crash."""

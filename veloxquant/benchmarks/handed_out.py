@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks.records import BenchmarkRecord
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _FIELDS = tuple(one.name for one in fields(BenchmarkRecord))
+_VALUES = attrgetter(*_FIELDS)
 _UNKNOWN = "_unknown"
 """Where a record keeps the keys of its file that it does not know."""
 
 
 def copied(record: BenchmarkRecord) -> BenchmarkRecord:
     """A record that is equal and shares nothing that can be changed."""
-    return _made(record.__dict__)
+    made = BenchmarkRecord(*_VALUES(record))  # not by its __dict__, which Python would make and keep for each
+    made.tags = list(made.tags)
+    unknown = getattr(record, _UNKNOWN, None)
+    if unknown is not None:
+        made.__dict__[_UNKNOWN] = _apart(unknown)
+    return made
 
 
 def taken(record: object) -> BenchmarkRecord:
@@ -37,16 +44,9 @@ def taken(record: object) -> BenchmarkRecord:
         if name not in values:
             raise RecordInvalid(f"{name} is missing", hint="build the record anew", field=name)
     made = BenchmarkRecord(**{name: values[name] for name in _FIELDS})
+    made.__dict__.update({_UNKNOWN: values[_UNKNOWN]} if _UNKNOWN in values else {})
     check_types(made)
-    return _made(values)
-
-
-def _made(values: dict[str, Any]) -> BenchmarkRecord:
-    made = BenchmarkRecord(*[values[name] for name in _FIELDS])
-    made.tags = list(made.tags)
-    if _UNKNOWN in values:
-        made.__dict__[_UNKNOWN] = _apart(values[_UNKNOWN])
-    return made
+    return copied(made)
 
 
 def _apart(unknown: Any) -> Any:

@@ -13,7 +13,7 @@ import msgspec
 from veloxquant.benchmarks.fingerprint import UNKNOWN
 from veloxquant.benchmarks.matching import UNSTATED, chip_factor, size_factor, version_factor
 from veloxquant.benchmarks.validation import WHOLE, check_types, invalid, whole
-from veloxquant.errors import InvalidParams
+from veloxquant.errors import InvalidParams, RecordInvalid
 from veloxquant.profiles import WorkloadProfile
 
 UNDATED = "1970-01-01T00:00:00+00:00"
@@ -99,7 +99,8 @@ class BenchmarkRecord:
             raise invalid("record", data, "a JSON object", "write one object a file")
         for required in ("id", "method", "model_id"):
             if required not in data:
-                raise invalid(required, None, "there", "every record has an id, a method and a model_id")
+                hint = "every record has an id, a method and a model_id"
+                raise RecordInvalid(f"{required} is missing", hint=hint, field=required)
         known, unknown = dict(data), {}
         if not data.keys() <= _FIELD_SET:
             known = {name: value for name, value in data.items() if name in _FIELD_SET}
