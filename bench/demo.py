@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ class Run:
     tokens_per_s: float
     prompt_tokens: int
     generated_tokens: int
+    fp16_bytes: int | None = None
+    """What the engine's own cache takes at these lengths with 16 bits a number, where it was measured as well."""
 
 
 def plan_llama(client: Client) -> None:
@@ -105,27 +107,40 @@ def planned(client: Client, folder: Path, prompt_tokens: int, generate: int, met
 
 def generate(model: Any, tokenizer: Any, prompt: list[int], plan: Plan, tokens: int) -> Run:
     """Generate with the planned caches, and count what they really hold."""
-    from mlx_lm import stream_generate
     from mlx_lm.models.cache import make_prompt_cache
 
     import veloxquant
-    from veloxquant.caches.held import held_bytes
 
     applied = veloxquant.apply(model, plan)
     say(f"    applied  {applied.label}: {applied.packed} layers packed, {applied.kept} kept by the engine")
-    caches = make_prompt_cache(model)
+    return fill(model, tokenizer, prompt, make_prompt_cache(model), tokens, applied.prefill_step_size)
+
+
+def fill(  # noqa: PLR0917 -- what mlx-lm's loop takes, in its order
+    model: Any, tokenizer: Any, prompt: list[int], caches: list[Any], tokens: int, step: int
+) -> Run:
+    """Generate with these caches."""
+    from mlx_lm import stream_generate
+
+    from veloxquant.caches.held import held_bytes
+
     pieces = list(
-        stream_generate(
-            model,
-            tokenizer,
-            prompt,
-            max_tokens=tokens,
-            prompt_cache=caches,
-            prefill_step_size=applied.prefill_step_size,
-        )
+        stream_generate(model, tokenizer, prompt, max_tokens=tokens, prompt_cache=caches, prefill_step_size=step)
     )
     text = "".join(piece.text for piece in pieces)
     return Run(text, held_bytes(caches), pieces[-1].generation_tps, len(prompt), pieces[-1].generation_tokens)
+
+
+def fp16_bytes(model: Any, tokenizer: Any, prompt: list[int], plan: Plan, tokens: int) -> int:
+    """What a record's ratio is to: the engine's own caches of this model filled as far, at 16 bits a number."""
+    from mlx_lm.models.cache import KVCache
+
+    from veloxquant.caches.held import arrays
+
+    caches = [KVCache() for _ in model.layers]
+    own = fill(model, tokenizer, prompt, caches, tokens, plan.workload["prefill_step_size"])
+    check(own.generated_tokens == tokens, "the model stopped early with the engine's own caches")
+    return sum(2 * array.size for array in arrays(caches))
 
 
 def same_bytes(run: Run, plan: Plan) -> None:
@@ -159,7 +174,7 @@ def write_packed(client: Client, folder: Path, model: Any, tokenizer: Any) -> tu
     say(f"    ...{text[-40:]} -> {run.text!r}")
     check(run.generated_tokens == LONG_GENERATION_TOKENS, "the model stopped early, so lengths differ from the plan")
     same_bytes(run, plan)
-    return run, plan
+    return replace(run, fp16_bytes=fp16_bytes(model, tokenizer, prompt, plan, LONG_GENERATION_TOKENS)), plan
 
 
 def learn(client: Client, folder: Path, run: Run, before: Plan) -> None:
@@ -171,6 +186,7 @@ def learn(client: Client, folder: Path, run: Run, before: Plan) -> None:
         before.model["model_id"],
         context_length=run.prompt_tokens,
         memory_bytes=run.held_bytes,
+        memory_reduction=run.held_bytes / run.fp16_bytes if run.fp16_bytes else None,
         throughput_tok_s=run.tokens_per_s,
         latency_ms_per_token=1000 / run.tokens_per_s,
         chip=machine.chip or "unknown",

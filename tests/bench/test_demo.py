@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 
 import demo
 import pytest
 import session
+import tiny_model
 
 from veloxquant.errors import NotRunning
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.mark.timeout(300)
@@ -24,6 +29,15 @@ def test_the_whole_product_on_a_real_model(demo_run: subprocess.CompletedProcess
     assert f"{demo.QUESTION} -> {demo.ANSWER}" in demo_run.stdout
     assert demo_run.stdout.count("promised") == 2
     assert "exit code 0, the socket is gone" in demo_run.stdout
+
+
+def test_a_records_ratio_is_to_sixteen_bits(tmp_path: Path) -> None:
+    """The engine's own cache of a model in 32 bits, counted at two bytes a number: 512 slots hold 250 + 16 tokens."""
+    model, tokenizer = demo.load(tiny_model.save(tmp_path / "tiny"))
+    plan = SimpleNamespace(workload={"prefill_step_size": 2048})
+    prompt = [(7 * at + 3) % 256 for at in range(demo.LONG_PROMPT_TOKENS)]
+    held = demo.fp16_bytes(model, tokenizer, prompt, plan, demo.LONG_GENERATION_TOKENS)
+    assert held == tiny_model.LAYERS * 512 * tiny_model.NUMBERS * 2
 
 
 def test_a_wheel_that_is_not_one_ends_the_demo(
