@@ -181,11 +181,11 @@ def test_an_array_is_found_wherever_a_cache_keeps_it(place: str) -> None:
 def test_a_cache_that_can_be_called_is_walked() -> None:
     """256 slots x 2 heads x 64 wide x 4 bytes, K and V."""
 
-    class Callable_(KVCache):  # type: ignore[misc]
+    class CalledCache(KVCache):  # type: ignore[misc]
         def __call__(self) -> None:
             """Nothing."""
 
-    assert held_bytes(filled(Callable_())) == held_bytes([filled(Callable_())]) == 2 * 2 * 256 * 64 * 4
+    assert held_bytes(filled(CalledCache())) == held_bytes([filled(CalledCache())]) == 2 * 2 * 256 * 64 * 4
 
 
 @pytest.mark.parametrize("function", ["update_and_fetch", "append_key"])

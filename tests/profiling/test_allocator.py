@@ -74,7 +74,7 @@ def test_states_and_composites_are_walked_too() -> None:
 
 
 def test_arrays_out_of_sight_are_found_by_the_allocator() -> None:
-    """A cache that keeps its float copy in a closure looks packed to any walk, and not to the allocator."""
+    """A class that keeps float copies in a closure of its methods looks packed to any walk, and not to the allocator."""
     hidden: list[Any] = []
 
     class Hiding(QuantizedKVCache):  # type: ignore[misc]
@@ -87,6 +87,23 @@ def test_arrays_out_of_sight_are_found_by_the_allocator() -> None:
     assert not check.agrees
     assert check.allocated_bytes - check.resident_bytes >= 2 * 8 * 300 * 128 * 4
     assert not cache.profile().is_lying  # its nbytes names all that a walk can see
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_buffers_behind_views_are_found_by_the_allocator(twice: bool) -> None:
+    """A slice of 4 bytes that keeps 1 MiB, and two views of 1 MiB: the walk counts 4 bytes and 2 MiB."""
+    kept: list[mx.array] = []
+
+    def keep(views: list[mx.array]) -> None:
+        base = mx.zeros((4, 65536)) + 1
+        mx.eval(base)
+        views += [base, base.reshape(-1)] if twice else [base[:1, :1]]
+
+    for _ in range(2):
+        check = allocator_check(kept, keep)
+        assert not check.agrees
+        assert check.resident_bytes == (2 * 2**20 if twice else 4)
+        assert check.allocated_bytes >= 2**20
 
 
 def test_a_standalone_cache_of_ours_holds_what_it_reports() -> None:

@@ -119,6 +119,38 @@ def test_results_are_computed_when_the_call_returns() -> None:
     assert result
 
 
+class Handle:
+    """Something to call for the keys."""
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+
+    def __call__(self) -> Any:
+        """The keys."""
+        return self.keys
+
+
+@pytest.mark.parametrize("hand", [Handle, lambda keys: lambda: keys])
+@pytest.mark.parametrize("returned", [True, False])
+def test_promised_work_in_handles_and_closures_is_computed(hand: Any, returned: bool) -> None:
+    """Whether returned or kept by the cache: the 4 MB are given out when the call returns."""
+
+    class Promising(KVCache):  # type: ignore[misc]
+        def update_and_fetch(self, keys: Any, values: Any) -> Any:
+            late = hand(mx.zeros((1000, 1000)) + keys.sum())
+            if returned:
+                return late, values
+            self.late = late
+            return super().update_and_fetch(keys, values)
+
+    profiled = MLXCacheProfiler(Promising())
+    keys = mx.zeros((1, 1, 1, 8))
+    before = mx.get_active_memory()
+    result = profiled.update_and_fetch(keys, keys)
+    assert mx.get_active_memory() - before >= 4_000_000
+    assert result
+
+
 class Rebinding:
     """Four MB that each step writes into by making a new array of the old: free only where nobody holds the old one."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,49 @@ def test_a_copy_wraps_a_copied_cache_with_copied_counts(how: Any, kv: Any) -> No
     second.update_and_fetch(*kv())
     assert (first.offset, first.profile().n_quantize_calls) == (3, 1)
     assert (second.offset, second.profile().n_quantize_calls) == (4, 2)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_wrapper_wraps_a_pickled_cache_with_its_counts(protocol: int, kv: Any) -> None:
+    """In every protocol that takes arrays; a part still counts for its layer."""
+    first = MLXCacheProfiler(CacheList(KVCache(), KVCache()), "a")
+    first[0].update_and_fetch(*kv(tokens=3))
+    second, part = pickle.loads(pickle.dumps((first, first[0]), protocol))  # noqa: S301 -- made here
+    assert isinstance(second, MLXCacheProfiler)
+    assert type(second) is type(first)
+    assert second.profile() == part.profile() == first.profile()
+    assert mx.array_equal(unwrapped(part).keys, first.caches[0].keys)
+    part.update_and_fetch(*kv())
+    assert (second[0].offset, second.profile().n_quantize_calls) == (4, 2)
+    assert (first[0].offset, first.profile().n_quantize_calls) == (3, 1)
+
+
+class Keyed:
+    """The smallest standalone cache."""
+
+    def append_key(self, k: Any) -> None:
+        """Forget it."""
+
+
+def test_a_pickled_standalone_wrapper_counts_on() -> None:
+    """Its width comes along, also inside another wrapper."""
+    inner = KVCacheProfiler(Keyed(), head_dim=8)
+    inner.append_key([1.0])
+    outer = pickle.loads(pickle.dumps(KVCacheProfiler(inner, head_dim=2)))  # noqa: S301 -- made here
+    outer.append_key([1.0])
+    assert isinstance(unwrapped(outer), KVCacheProfiler)
+    figures = [one.profile().fp16_baseline_bytes for one in (inner, unwrapped(outer), outer)]
+    assert figures == [16, 32, 4]
+
+
+def test_a_cache_that_cannot_be_pickled_says_so_itself() -> None:
+    """The error is the cache's own."""
+
+    class Local(Keyed):
+        """Of a class that pickle cannot find."""
+
+    with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
+        pickle.dumps(KVCacheProfiler(Local()))
 
 
 def test_a_deep_copied_list_keeps_what_its_caches_share() -> None:

@@ -107,6 +107,40 @@ def test_a_cache_that_hides_a_copy_is_lying(kv: Any) -> None:
     assert profile.reported_difference == -256 * SLOT
 
 
+@pytest.mark.parametrize(
+    ("make", "difference"),
+    [
+        (lambda: BatchKVCache([0, 0]), -2 * 2 * 4),
+        (lambda: BatchRotatingKVCache(8, [0]), -2 * 4),
+        (lambda: ArraysCache(1, left_padding=[0]), -4),
+    ],
+)
+def test_bookkeeping_that_the_engine_leaves_out_is_no_lie(make: Any, difference: int) -> None:
+    """Offsets and paddings, int32 a row, are told to the byte and accuse nobody, also of an empty cache."""
+    profile = MLXCacheProfiler(make()).profile()
+    assert (profile.reported_difference, profile.is_lying) == (difference, False)
+
+
+def test_further_arguments_reach_the_cache(kv: Any) -> None:
+    """By position and by name; the documented ones also by their names. Only K and V count."""
+
+    class Asked(KVCache):  # type: ignore[misc]
+        said: tuple[Any, ...] = ()
+
+        def update_and_fetch(self, keys: Any, values: Any, extra: Any = None, *, other: Any = None) -> Any:
+            self.said += (extra, other)
+            return super().update_and_fetch(keys, values)
+
+    profiled = MLXCacheProfiler(Asked())
+    keys, values = kv(tokens=2)
+    profiled.update_and_fetch(keys, values, 1, other=2)
+    profiled.update_and_fetch(keys=keys, values=values, extra=mx.ones(9))
+    assert profiled.said[:2] == (1, 2)
+    assert profiled.said[2].shape == (9,)
+    profile = profiled.profile()
+    assert (profile.n_quantize_calls, profile.true_fp16_bytes, profiled.offset) == (2, 4 * SLOT, 4)
+
+
 def test_trimming_takes_tokens_back_and_no_bytes(kv: Any) -> None:
     """What was given stays counted; the sequence is shorter; the buffers stay."""
     profiled = MLXCacheProfiler(KVCache())

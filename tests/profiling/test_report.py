@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from veloxquant.errors import InvalidParams
@@ -101,6 +103,50 @@ def test_a_time_that_did_not_pass_is_refused(wrong: Any) -> None:
         assert caught.value.field == "elapsed_s"
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.001, "1", None, True, np.float32("nan"), 10**400])
+def test_a_time_that_did_not_pass_cannot_be_set_later(wrong: Any) -> None:
+    """The time that was there stays, and no rate becomes a NaN."""
+    report = ProfileReport([layer()], 2.0)
+    with pytest.raises(InvalidParams) as caught:
+        report.elapsed_s = wrong
+    assert caught.value.field == "elapsed_s"
+    assert (report.elapsed_s, report.tokens_per_sec) == (2.0, 64.0)
+
+
+@pytest.mark.parametrize("seconds", [2, 2.0, np.float32(2), np.float64(2), np.int64(2), Fraction(4, 2)])
+def test_any_real_number_of_seconds_is_a_float(seconds: Any) -> None:
+    """At the start and later."""
+    report = ProfileReport([layer()], seconds)
+    later = ProfileReport([layer()])
+    later.elapsed_s = seconds
+    assert report == later
+    assert type(report.elapsed_s) is type(later.elapsed_s) is float
+    assert report.tokens_per_sec == 64.0
+
+
+@pytest.mark.parametrize(
+    ("resident", "reported", "lying"),
+    [
+        (0, 1024, False),
+        (0, 1025, True),
+        (1025, 0, True),
+        (102_400, 102_400 + 1024, False),
+        (102_500, 102_500 - 1025, False),
+        (102_499, 102_499 - 1025, True),
+        (10**9, 10**9 + 10**7, False),
+        (10**9, 10**9 + 10**7 + 1, True),
+        (10**6, None, False),
+    ],
+)
+def test_a_lie_is_more_than_1024_bytes_and_more_than_a_hundredth(
+    resident: int, reported: int | None, lying: bool
+) -> None:
+    """Either way; the difference itself is exact."""
+    profile = layer(resident_bytes=resident, reported_bytes=reported)
+    assert profile.is_lying is lying
+    assert profile.reported_difference == (None if reported is None else reported - resident)
+
+
 DOCUMENTED = """\
 Layer       Quantize    Dequantize   Memory
 -----------------------------------------------
@@ -180,3 +226,49 @@ def test_long_labels_times_and_sizes_widen_their_column() -> None:
     for name, cell in (("Quantize", "123456700.0 µs"), ("Dequantize", "8.1 µs"), ("Memory", "1000000000.00 MB")):
         assert header.index(name) == row.index(cell)
     assert len(rule) >= len(row)
+
+
+class Unnamed:
+    """A label that cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("label", ["a\nb", "\x1b[31mred", "\r\x00\u2028\u202e", "\ud800", {"k": "a\tb\nc"}, Unnamed()])
+def test_a_label_is_one_printable_line(label: Any) -> None:
+    """Line breaks, escape sequences and half characters are spelled out, also where the layer lies."""
+    table = format_profile_table(ProfileReport([layer(label, reported_bytes=0)]))
+    plain = format_profile_table(ProfileReport([layer("plain", reported_bytes=0)]))
+    assert len(table.splitlines()) == len(plain.splitlines())
+    assert all(line.isprintable() for line in table.split("\n"))
+    table.encode()
+
+
+def test_what_is_spelled_out_stays_readable() -> None:
+    """The rest of a label is as it was."""
+    table = format_profile_table(ProfileReport([layer("дом\n2")]))
+    assert table.splitlines()[2].startswith(r"Layer дом\n2 12.3 µs")
+
+
+@pytest.mark.parametrize("size", [10**400, 10**5000, -(10**400)], ids=["large", "unprintable", "negative"])
+def test_absurd_claims_neither_fail_nor_fill_the_table(size: int) -> None:
+    """Whichever whole number it is: what a stranger's nbytes says reaches the table."""
+    names = [name for name, value in vars(layer()).items() if isinstance(value, int) and not isinstance(value, bool)]
+    for changes in ({name: size} for name in names if name != "layer_id"):
+        table = format_profile_table(ProfileReport([layer(0, **changes)], 2.0))
+        assert max(len(line) for line in table.splitlines()) < 130
+    bound = "over 1e18" if size > 0 else "below -1e18"
+    table = format_profile_table(ProfileReport([layer(0, peak_memory_bytes=size, reported_bytes=size)]))
+    assert table.splitlines()[2].endswith(f"{bound} bytes")
+    assert table.splitlines()[-1] == f"Layer 0 lies:        reports {bound} bytes"
+
+
+def test_ratios_of_absurd_numbers_are_infinite_or_zero() -> None:
+    """Not an OverflowError, from whole numbers or floats."""
+    huge = 10**400
+    assert layer(fp16_baseline_bytes=huge, peak_memory_bytes=1).compression_ratio == float("inf")
+    assert layer(peak_memory_bytes=huge).compression_ratio == 0.0
+    assert layer(n_quantize_calls=huge).quantize_ms_mean == 0.0
+    assert layer(peak_memory_bytes=huge, fp16_baseline_bytes=huge).compression_ratio == 1.0
+    assert ProfileReport([layer(tokens_written=huge)], 2.0).tokens_per_sec == float("inf")

@@ -9,6 +9,8 @@ import mlx.core as mx
 import pytest
 
 import veloxquant
+from veloxquant.caches.codecs import FloatCodec
+from veloxquant.caches.standalone import StandaloneCache
 from veloxquant.errors import InvalidParams
 from veloxquant.profiling import KVCacheProfiler, MLXCacheProfiler, profile_layers
 
@@ -249,6 +251,122 @@ def test_a_cache_with_only_some_of_the_functions_is_taken_as_it_is() -> None:
     assert not hasattr(profiled, "append_value")
     profile = profiled.profile()
     assert (profile.n_quantize_calls, profile.true_fp16_bytes, profile.sequence_tokens) == (1, 4, 0)
+
+
+def test_a_pair_that_is_refused_leaves_no_key() -> None:
+    """With check_pair, the profiled append is as whole as the cache's own; no figure moves."""
+    cache = StandaloneCache(FloatCodec(WIDTH), FloatCodec(WIDTH))
+    profiled = KVCacheProfiler(cache)
+    profiled.append(vector(1), vector(2))
+    for wrong in (mx.zeros(32), mx.zeros((2, WIDTH))):
+        before = profiled.profile()
+        with pytest.raises(InvalidParams):
+            profiled.append(vector(3), wrong)
+        assert profiled.profile() == before
+        assert mx.array_equal(profiled.attend(vector(1)), vector(2))
+    assert profiled.profile().tokens_written == len(profiled) == 1
+
+
+def test_a_cache_that_cannot_tell_keeps_the_key() -> None:
+    """Without check_pair it is append_key and then append_value, as documented."""
+
+    class Refusing(Plain):
+        def append_value(self, v: mx.array) -> None:
+            raise ValueError(v.shape)
+
+        def append(self, k: mx.array, v: mx.array) -> None:
+            raise AssertionError((k, v))
+
+    cache = Refusing()
+    with pytest.raises(ValueError, match="64"):
+        KVCacheProfiler(cache).append(vector(1), vector(2))
+    assert len(cache.keys) == 1
+
+
+class Together:
+    """Stores pairs only."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Any] = []
+
+    def append(self, k: mx.array, v: mx.array, *, at: int = 0) -> None:
+        """Keep both."""
+        self.pairs.append((k, v, at))
+
+    def attend(self, q: mx.array) -> mx.array:
+        """The last value."""
+        return self.pairs[-1][1]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+def test_a_cache_that_stores_pairs_only_is_timed_as_a_whole() -> None:
+    """One call, one token, 2 x 64 of baseline, 16-bit bytes of both, no write time; attend is still its own."""
+    profiled = run(KVCacheProfiler(Together(), head_dim=WIDTH))
+    profile = profiled.profile()
+    assert (profile.n_quantize_calls, profile.tokens_written, profile.fp16_baseline_bytes) == (3, 3, 3 * 128)
+    assert profile.quantize_ms_total > 0
+    assert (profile.write_ms_total, profile.is_fused, profile.n_dequantize_calls) == (0.0, False, 1)
+    assert (profile.true_fp16_bytes, profile.resident_bytes) == (3 * 2 * WIDTH * 2, 3 * 2 * WIDTH * 4)
+    assert [point.calls for point in profile.timeline] == [1, 1, 1]
+
+
+def test_append_is_there_where_it_can_work() -> None:
+    """Both halves or an append of its own; keys alone, or attend alone, are not enough."""
+
+    class KeysOnly:
+        def append_key(self, k: Any) -> None:
+            """Forget it."""
+
+    class QueriesOnly:
+        def attend(self, q: Any) -> Any:
+            """Nothing."""
+
+    class KeysAndPairs(KeysOnly, Together):
+        """No append_value."""
+
+    for cache, has in ((Plain(), True), (Together(), True), (KeysAndPairs(), True), (KeysOnly(), False)):
+        profiled = KVCacheProfiler(cache)
+        assert hasattr(profiled, "append") == ("append" in dir(profiled)) == has
+    with pytest.raises(AttributeError, match="'QueriesOnly' object has no attribute 'append'"):
+        KVCacheProfiler(QueriesOnly()).append(vector(1), vector(1))
+    mixed = KVCacheProfiler(KeysAndPairs(), head_dim=WIDTH)
+    mixed.append(vector(1), vector(2))
+    assert len(mixed) == 1
+
+
+def test_further_arguments_reach_the_cache() -> None:
+    """By position and by name, of each function; the documented ones also by their names."""
+
+    class Asked(Plain):
+        said: tuple[Any, ...] = ()
+
+        def append_key(self, k: mx.array, position: int = 0) -> None:
+            super().append_key(k)
+            self.said += (position,)
+
+        def append_value(self, v: mx.array, *, weight: int = 0) -> None:
+            super().append_value(v)
+            self.said += (weight,)
+
+        def append(self, k: mx.array, v: mx.array, position: int) -> None:
+            self.append_key(k, position)
+            self.append_value(v)
+
+        def attend(self, q: mx.array, scale: float = 1.0) -> mx.array:
+            return q * scale
+
+    profiled = KVCacheProfiler(Asked())
+    profiled.append_key(k=vector(1), position=7)
+    profiled.append_value(vector(1), weight=8)
+    profiled.append(vector(1), v=vector(2), position=9)
+    assert profiled.said == (7, 8, 9, 0)
+    assert mx.array_equal(profiled.attend(q=vector(2), scale=1.5), vector(3))
+    assert mx.array_equal(profiled.attend(vector(2), 2.0), vector(4))
+    assert profiled.profile().n_quantize_calls == 2
+    with pytest.raises(TypeError, match="colour"):
+        profiled.attend(vector(1), colour="red")
 
 
 def test_both_kinds_of_wrapper_go_into_one_report() -> None:

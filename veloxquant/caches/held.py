@@ -7,9 +7,10 @@ because every object is visited once.
 Seen: attributes in `__dict__` and in slots under whatever name, items and keys of containers and of their subclasses,
 cells, defaults and attributes of functions, bound methods, partials, iterators, suspended generators.
 
-Not seen: what is kept by a class, a module or a global name, behind a weak reference, in a frame or traceback, in an
-array of another library or in an extension's object that the garbage collector cannot look into; and the layers of a
-neural network (a cache that points back at its model does not hold the weights).
+Not seen: what is kept by a class (also in closures of its methods), a module or a global name, behind a weak
+reference, in a frame or traceback, in an array of another library or in an extension's object that the garbage
+collector cannot look into; and the layers of a neural network (a cache that points back at its model does not hold the
+weights).
 """
 
 from __future__ import annotations

@@ -107,8 +107,7 @@ class Forwarding:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as its base, its counts and the cache, whose own way of being pickled decides whether it works."""
         base = _base(type(self))
-        own = {name: getattr(self, name) for name in _slots(base)}
-        return _unpickled, (base, type(self._profiled_cache), own)
+        return _unpickled, (base, {name: getattr(self, name) for name in _slots(base)})
 
     def _profiled_again(self, cache: Any) -> Self:
         """A wrapper of another cache that goes on from a copy of these counts."""
@@ -136,9 +135,9 @@ def _slots(base: type) -> list[str]:
     return [name for one in base.__mro__ for name in vars(one).get("__slots__", ()) if name.startswith("_profiled")]
 
 
-def _unpickled(base: Any, wrapped: Any, own: dict[str, Any]) -> Any:
+def _unpickled(base: Any, own: dict[str, Any]) -> Any:
     """The wrapper that `__reduce_ex__` took apart."""
-    wrapper = object.__new__(_class_for(base, wrapped))
+    wrapper = _new(base, own["_profiled_cache"])
     for name, value in own.items():
         object.__setattr__(wrapper, name, value)
     return wrapper

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from veloxquant.errors import quoted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -127,8 +129,11 @@ def _labelled(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _label(layer: LayerProfile) -> str:
     """One line that moves no cursor."""
-    text = f"Layer {layer.layer_id}"
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    try:
+        text = str(layer.layer_id)
+    except Exception:  # noqa: BLE001 -- a stranger's __str__; and Python prints no number of more than 4,300 digits
+        text = quoted(layer.layer_id)
+    return "Layer " + "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _bytes(size: int | None) -> str:
