@@ -25,6 +25,7 @@ _HOMES = {
     "KVCacheBuilder": "veloxquant.serve.builder",
     "KVCacheConfig": "veloxquant.serve.kv_config",
     "apply": "veloxquant.serve.apply",
+    "register_caches": "veloxquant.caches.registration",
     "KVCacheProfiler": "veloxquant.profiling",
     "MLXCacheProfiler": "veloxquant.profiling",
     "LayerProfile": "veloxquant.profiling",

@@ -36,6 +36,11 @@ class AffineCodec:
             message = f"groups of {self.group} do not divide the width {self.width}"
             raise MethodRefused(message, hint=hint, field="group")
 
+    @property
+    def space(self) -> int:
+        """The width."""
+        return self.width
+
     def describe(self) -> dict[str, int | float | str]:
         """Name, width, bits, group."""
         return {"name": "affine", "width": self.width, "bits": self.bits, "group": self.group}

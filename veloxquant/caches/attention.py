@@ -4,15 +4,18 @@ mlx-lm sends a cache that has `bits` to `mlx_lm.models.base.quantized_scaled_dot
 at each call. `install` puts a function there that serves `Packed` handles, which a packed cache returns in the place
 of K and V, and hands everything else to mlx-lm's own.
 
-Keys are taken in blocks, and the softmax is carried from block to block (Milakov and Gimelshein, arXiv 1805.02867;
-FlashAttention, 2205.14135), so that only one block is ever unpacked and only one block of scores exists. Queries keep
-their format outside; inside everything is in float32, since scores of 16 bits lose what more bits a number have won.
+Keys are taken in blocks (`Blocks`), and the softmax is carried from block to block (Milakov and Gimelshein, arXiv
+1805.02867; FlashAttention, 2205.14135), so that only a few blocks are ever unpacked and only their scores exist.
+Queries keep their format outside; inside everything is in float32, since scores of 16 bits lose what more bits a number
+have won.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from veloxquant.caches.masking import Mask
 from veloxquant.errors import EngineUnavailable
 
 if TYPE_CHECKING:
@@ -25,13 +28,15 @@ NAME = "quantized_scaled_dot_product_attention"
 OLDEST = (0, 32)
 """The first mlx-lm whose caches save strings and whole numbers in their state; newer ones must pass the self-test."""
 
+BLOCK_TOKENS = 256
+"""Stored tokens in a block, for most caches: see `Blocks`."""
 TILE_ROWS = 2**13
 """Rows of scores at a time for one sequence: query heads x query tokens."""
 BLOCK_NUMBERS = 2**21
-"""Most numbers of one sequence in a block of scores, and in a block of unpacked keys or values: 8 MiB in float32.
+"""Most numbers of one sequence in scores, in unpacked keys or values, and in sums at a time: 8 MiB in float32.
 
 With 32 query heads over 8 KV heads of width 128 a prefill works on 256 x 256 tokens and a decode step on 2,048 stored
-ones. MLX has some ten temporary arrays of this size in flight. Larger blocks were no faster on the CPU backend.
+ones. MLX has some ten temporary arrays of this size in flight. Larger ones were no faster on the CPU backend.
 """
 
 
@@ -52,11 +57,18 @@ class Packed:
         """softmax(scale x queries . keys + mask) . values, where these are the keys: see `attend`."""
         return attend(queries, self, values, scale, mask)
 
-    def block(self, start: int, stop: int, after: Sequence[Any]) -> Arrays:
-        """What is stored for some tokens. `after` is computed first: lazy blocks would all be unpacked at once."""
+    def blocks(self, start: int, stop: int, size: int, after: Sequence[Any]) -> Arrays:
+        """What is stored for some tokens, (batch, KV heads, blocks, size, ...), with zeros after the last token.
+
+        `after` is computed first: lazy blocks would all be unpacked at once.
+        """
         import mlx.core as mx
 
         cut = [array[..., start:stop, :] for array in self.stored]
+        missing = max(0, stop - self.tokens)
+        if missing:
+            cut = [mx.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) for array in cut]
+        cut = [array.reshape(*array.shape[:2], -1, size, array.shape[-1]) for array in cut]
         return tuple(mx.depends(cut, list(after))) if after else tuple(cut)
 
     def __getattr__(self, name: str) -> Any:
@@ -73,9 +85,9 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
     """
     import mlx.core as mx
 
-    masking = _Mask(mask, queries.shape, keys)
-    count = queries.shape[2]
-    size = tile_tokens(queries.shape[1], count)
+    masking = Mask(mask, queries.shape, keys.stored[0].shape[1], keys.tokens)
+    _, heads, count, _ = queries.shape
+    size = Blocks.of(masking.groups, keys.codec, values.codec).tile_tokens(heads, count)
     if size == count:
         return _attend_tile(queries * scale, keys, values, masking, 0)
     result = mx.zeros((*queries.shape[:3], values.codec.width), dtype=queries.dtype)
@@ -88,32 +100,59 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
     return result
 
 
-def tile_tokens(heads: int, queries: int) -> int:
-    """Query tokens that are taken at a time."""
-    return max(1, min(queries, TILE_ROWS // heads))
+class Blocks(NamedTuple):
+    """How work on one cache is divided, so that a query's result does not depend on what else its call brings.
+
+    Float sums depend on their order, and a last bit can flip a code in the next layer. So stored tokens fall into
+    blocks by position alone, a block is always computed at its full length (what a query may not see, and what is not
+    there yet, has a weight of exactly zero), and blocks are added up one after the other. Only how many query rows and
+    how many blocks are taken at a time depends on the call. What is left is whether a matrix product gives a row the
+    same bits whatever the number of rows: MLX's CPU backend on Linux does.
+    """
+
+    tokens: int
+    """In a block."""
+    unpacked: int
+    """Numbers that a token of one sequence is unpacked to."""
+    space: int
+    """Numbers in a ready query and in a sum."""
+
+    @classmethod
+    def of(cls, groups: int, key_codec: Codec, value_codec: Codec) -> Blocks:
+        """For so many KV heads."""
+        space = max(key_codec.space, value_codec.space)
+        return cls(max(1, min(BLOCK_TOKENS, BLOCK_NUMBERS // (groups * space))), groups * space, space)
+
+    def tile_tokens(self, heads: int, queries: int) -> int:
+        """Query tokens that are taken at a time."""
+        rows = min(TILE_ROWS, BLOCK_NUMBERS // max(self.tokens, self.space))
+        return max(1, min(queries, rows // heads))
+
+    def together(self, rows: int) -> int:
+        """Blocks that are taken at a time for so many rows of scores."""
+        return max(1, BLOCK_NUMBERS // max(self.tokens * max(rows, self.unpacked), rows * self.space))
 
 
-def block_tokens(rows: int, numbers: int) -> int:
-    """Stored tokens that are taken at a time for so many rows of scores, and numbers of K or V a token."""
-    return max(1, BLOCK_NUMBERS // max(rows, numbers))
-
-
-def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: _Mask, first: int) -> Any:
+def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: Mask, first: int) -> Any:
     """Some scaled query tokens, the `first` of them and on, over all blocks that they may see."""
     import mlx.core as mx
 
     batch, heads, count, width = queries.shape
     rows = (batch, masking.groups, heads // masking.groups * count)
-    ready = keys.codec.ready(queries.astype(mx.float32).reshape(*rows, width), keys.fixed)
-    step = block_tokens(heads * count, masking.groups * max(keys.codec.width, values.codec.width))
+    ready = keys.codec.ready(queries.astype(mx.float32).reshape(*rows, width), keys.fixed)[:, :, None]
+    blocks = Blocks.of(masking.groups, keys.codec, values.codec)
+    size, step = blocks.tokens, blocks.tokens * blocks.together(heads * count)
+    end = -(-masking.seen(first + count) // size) * size
     running = _Running()
-    for start in range(0, masking.seen(first + count), step):
-        stop = min(start + step, keys.tokens)
-        block = keys.block(start, stop, running.parts)
-        scores = keys.codec.scores(ready, block, keys.fixed).astype(mx.float32)
-        weights = running.weigh(masking.hide(scores, (first, first + count), (start, stop)))
-        block = values.block(start, stop, (weights,))
-        running.add(weights, values.codec.mix(weights, block, values.fixed).astype(mx.float32))
+    for start in range(0, end, step):
+        stop = min(start + step, end)
+        scores = keys.codec.scores(ready, keys.blocks(start, stop, size, running.parts), keys.fixed)
+        scores = masking.hide(scores.astype(mx.float32), (first, first + count), (start, stop))
+        # Of a finite least, so that a block of nothing but -inf gives zeros and not NaN.
+        top = mx.maximum(scores.max(axis=-1, keepdims=True), mx.finfo(mx.float32).min)
+        weights = mx.exp(scores - top)
+        mixed = values.codec.mix(weights, values.blocks(start, stop, size, (weights,)), values.fixed)
+        running.add(top, weights.sum(axis=-1, keepdims=True), mixed.astype(mx.float32))
     mixed = values.codec.settle(running.mean(), values.fixed)
     return mixed.astype(queries.dtype).reshape(batch, heads, count, -1)
 
@@ -123,122 +162,52 @@ class _Running:
 
     def __init__(self) -> None:
         self.parts: tuple[Any, ...] = ()
-        """(sum of weights, weighted sum); empty before the first block."""
-        self._top: Any = None
-        self._kept: Any = None
+        """(greatest score, weighted sum with the sum of weights as its last column); empty before the first block."""
 
-    def weigh(self, scores: Any) -> Any:
-        """Weights of one block, and what those so far are still worth."""
+    def add(self, tops: Any, totals: Any, mixed: Any) -> None:
+        """Some blocks, (batch, KV heads, blocks, rows, ...), each relative to its own greatest score."""
         import mlx.core as mx
 
-        # Of a finite least, so that a block of nothing but -inf gives zeros and not NaN.
-        top = mx.maximum(scores.max(axis=-1, keepdims=True), mx.finfo(mx.float32).min)
-        if self.parts:
-            top = mx.maximum(top, self._top)
-            self._kept = mx.exp(self._top - top)
-        self._top = top
-        return mx.exp(scores - top)
-
-    def add(self, weights: Any, mixed: Any) -> None:
-        """The block's weights, and values under them."""
-        total = weights.sum(axis=-1, keepdims=True)
-        if self.parts:
-            total = self.parts[0] * self._kept + total
-            mixed = self.parts[1] * self._kept + mixed
-        self.parts = (total, mixed)
+        before = [self.parts[0]] if self.parts else []
+        greatest = mx.cummax(mx.concatenate([*before, tops], axis=2), axis=2)
+        now = greatest[:, :, len(before) :]
+        sums = mx.concatenate([mixed, totals], axis=-1) * mx.exp(tops - now)
+        kept = mx.exp(greatest[:, :, :-1] - greatest[:, :, 1:])
+        total = sums[:, :, :1] if not before else self.parts[1] * kept[:, :, :1] + sums[:, :, :1]
+        kept = kept[:, :, len(before) :]
+        for at in range(1, tops.shape[2]):
+            total = total * kept[:, :, at - 1 : at] + sums[:, :, at : at + 1]
+        self.parts = (now[:, :, -1:], total)
 
     def mean(self) -> Any:
-        """Weighted mean; zeros where all is hidden by -inf."""
+        """Weighted mean, (batch, KV heads, rows, space); zeros where all is hidden by -inf."""
         import mlx.core as mx
 
-        total, mixed = self.parts
-        return mixed / mx.maximum(total, mx.finfo(mx.float32).smallest_normal)
-
-
-class _Mask:
-    """Which scores of a call count, cut to a tile of queries and a block of keys."""
-
-    def __init__(self, mask: Any, queries: Sequence[int], keys: Packed) -> None:
-        _, heads, self.count, _ = queries
-        self.groups: int = keys.stored[0].shape[1]
-        self.tokens = keys.tokens
-        self._causal = isinstance(mask, str)
-        self._array = None
-        if heads % self.groups:
-            raise ValueError(f"{heads} query heads over {self.groups} KV heads: not a multiple")
-        if self._causal and mask != "causal":
-            raise ValueError(f"the mask {mask!r} is not known")
-        if mask is not None and not self._causal:
-            self._array = self._grouped(mask, heads)
-
-    def _grouped(self, mask: Any, heads: int) -> Any:
-        """(batch or 1, KV heads or 1, queries a KV head or 1, n or 1, tokens or 1)."""
-        shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
-        _, given, rows, columns = shape
-        if given not in (1, heads) or rows not in (1, self.count) or columns not in (1, self.tokens):
-            raise ValueError(f"a mask of shape {mask.shape} for {heads} x {self.count} x {self.tokens} scores")
-        groups, repeats = (self.groups, heads // self.groups) if given == heads else (1, 1)
-        return mask.reshape(shape[0], groups, repeats, rows, columns)
-
-    def seen(self, last: int) -> int:
-        """Stored tokens that query tokens before `last` may see at all."""
-        return self.tokens - self.count + last if self._causal else self.tokens
-
-    def hide(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
-        """Scores (batch, KV heads, queries a KV head x n, block) with the mask on them.
-
-        `rows` are first and last + 1 of the call's query tokens, `columns` of the stored ones.
-        """
-        import mlx.core as mx
-
-        mask = self._cut(*rows, *columns)
-        if mask is None:
-            return scores
-        shape = scores.shape
-        apart = scores.reshape(*shape[:2], -1, rows[1] - rows[0], shape[-1])
-        if mask.dtype == mx.bool_:
-            apart = mx.where(mask, apart, mx.finfo(mx.float32).min)
-        else:
-            apart = apart + mask.astype(mx.float32)
-        return apart.reshape(shape)
-
-    def _cut(self, first: int, last: int, start: int, stop: int) -> Any:
-        import mlx.core as mx
-
-        if self._causal:
-            seen = self.tokens - self.count
-            if stop <= seen + first + 1:
-                return None
-            return mx.arange(seen + first, seen + last)[:, None] >= mx.arange(start, stop)[None]
-        if self._array is None:
-            return None
-        rows = slice(first, last) if self._array.shape[-2] > 1 else slice(None)
-        columns = slice(start, stop) if self._array.shape[-1] > 1 else slice(None)
-        return self._array[..., rows, columns]
+        total = self.parts[1][:, :, 0]
+        return total[..., :-1] / mx.maximum(total[..., -1:], mx.finfo(mx.float32).smallest_normal)
 
 
 def install() -> None:
     """Serve `Packed` handles in mlx-lm's attention. Does nothing when it is done already.
 
-    Raises EngineUnavailable for an mlx-lm that is missing, too old, or does not call attention as 0.32 does.
+    That may be behind another program's function, put around ours since. Raises EngineUnavailable for an mlx-lm that
+    is missing, too old, or does not call attention as 0.32 does.
     """
     base = _base()
     current = getattr(base, NAME, None)
-    if isinstance(current, _Served):
-        return
     if current is None or _version() < OLDEST:
         raise _unfit("its version has no such function" if current is None else "its version is older than 0.32")
-    served = _Served(current)
-    setattr(base, NAME, served)
-    try:
-        _check(base)
-    except Exception as error:
+    if isinstance(current, _Served) or _refusal(base) is None:
+        return
+    setattr(base, NAME, _Served(current))
+    refusal = _refusal(base)
+    if refusal is not None:
         setattr(base, NAME, current)
-        raise _unfit(f"{type(error).__name__}: {error}") from error
+        raise _unfit(f"{type(refusal).__name__}: {refusal}") from refusal
 
 
 def uninstall() -> bool:
-    """Put mlx-lm's own function back; False when it was there."""
+    """Put mlx-lm's own function back; False when ours is not there, or another program's stands around it."""
     base = _base()
     current = getattr(base, NAME, None)
     if not isinstance(current, _Served):
@@ -248,15 +217,32 @@ def uninstall() -> bool:
 
 
 class _Served:
-    """What stands in the place of mlx-lm's function."""
+    """What stands in the place of mlx-lm's function, and takes whatever that takes."""
 
     def __init__(self, original: Any) -> None:
+        functools.update_wrapper(self, original)
         self.original = original
 
-    def __call__(self, queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any, **options: Any) -> Any:
-        if isinstance(q_keys, Packed):
-            return q_keys.attend(queries, q_values, scale, mask)
-        return self.original(queries, q_keys, q_values, scale=scale, mask=mask, **options)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        keys = args[1] if len(args) > 1 else options.get("q_keys")
+        return _serve(*args, **options) if isinstance(keys, Packed) else self.original(*args, **options)
+
+
+def _serve(  # noqa: PLR0917 -- mlx-lm's own list
+    queries: Any,
+    q_keys: Packed,
+    q_values: Any,
+    scale: float,
+    mask: Any = None,
+    group_size: Any = None,  # noqa: ARG001
+    bits: Any = None,  # noqa: ARG001
+    **later: Any,
+) -> Any:
+    """mlx-lm's parameters, of which the last two say nothing here. Raises TypeError for what attention lacks."""
+    lacking = [name for name, value in later.items() if value is not None]
+    if lacking:
+        raise TypeError(f"attention over packed K and V has no {', '.join(lacking)}")
+    return q_keys.attend(queries, q_values, scale, mask)
 
 
 class _Seen(Packed):
@@ -271,13 +257,15 @@ class _Seen(Packed):
         return queries, values, scale, mask
 
 
-def _check(base: ModuleType) -> None:
-    """mlx-lm's dispatcher must bring queries, values, scale and mask to the handle, and its answer back."""
+def _refusal(base: ModuleType) -> Exception | None:
+    """None where mlx-lm's dispatcher brings queries, values, scale and mask to the handle, and its answer back."""
     seen = _Seen()
     asked = (object(), object(), 0.5, "causal")
-    answer = base.scaled_dot_product_attention(asked[0], seen, asked[1], cache=seen, scale=asked[2], mask=asked[3])
-    if answer != asked:
-        raise RuntimeError(f"attention was asked {asked} and the handle saw {answer}")
+    try:
+        answer = base.scaled_dot_product_attention(asked[0], seen, asked[1], cache=seen, scale=asked[2], mask=asked[3])
+    except Exception as error:  # noqa: BLE001 -- mlx-lm's code, or another program's: whatever it raises is the reason
+        return error
+    return None if answer == asked else RuntimeError(f"attention was asked {asked} and the handle saw {answer}")
 
 
 def _base() -> ModuleType:

@@ -20,6 +20,10 @@ class Codec(Protocol):
     def width(self) -> int:
         """Numbers in one vector."""
 
+    @property
+    def space(self) -> int:
+        """Numbers in a ready query, a mixed value and a vector unpacked for them; the width for most codecs."""
+
     def describe(self) -> dict[str, int | float | str]:
         """Name and parameters, from which `codecs.make` builds an equal codec in another process."""
 

@@ -29,6 +29,11 @@ class FloatCodec:
             known = ", ".join(DTYPES)
             raise InvalidParams(f"no such float format: {quoted(self.dtype)}", hint=f"use {known}", field="dtype")
 
+    @property
+    def space(self) -> int:
+        """The width."""
+        return self.width
+
     def describe(self) -> dict[str, int | float | str]:
         """Name, width and, where one is set, dtype."""
         described: dict[str, int | float | str] = {"name": "float", "width": self.width}

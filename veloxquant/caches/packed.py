@@ -1,8 +1,9 @@
 """A cache that mlx-lm takes in place of its KVCache and that holds K and V packed from the first token on.
 
 What a number becomes is the codec's matter; here are slots, offsets and what the engine asks of a cache. Each token is
-packed by itself, so that how a prompt is cut into calls changes nothing. There is no `merge`: mlx-lm takes its presence
-for the promise that a batch works.
+packed by itself, so that how a prompt is cut into calls changes nothing that is stored for the K and V given; those of
+the next layer come out of attention, which sees to the same (`attention.Blocks`). There is no `merge`: mlx-lm takes its
+presence for the promise that a batch works.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LAYOUT = 1
 
 
 ENCODE_NUMBERS = 2**19
-"""Most numbers of one sequence that are packed at a time: 2 MiB in float32, and a codec has some twenty such arrays."""
+"""Most numbers of one sequence that are packed at a time, in the space that the codec works in: 2 MiB in float32, and a
+codec has some twenty such arrays."""
 
 
 class PackedKVCache:
@@ -177,7 +179,7 @@ def _encoded(codec: Codec, x: Any, fixed: Arrays, after: Arrays) -> Arrays:
     import mlx.core as mx
 
     _, heads, tokens, width = x.shape
-    size = max(1, ENCODE_NUMBERS // (heads * width))
+    size = max(1, ENCODE_NUMBERS // (heads * max(width, codec.space)))
     pieces: list[Arrays] = []
     for start in range(0, tokens, size):
         piece = x[:, :, start : start + size]

@@ -24,3 +24,7 @@ def register() -> None:
                 hint="`veloxquantctl doctor` names the mlx-lm version that was tested: install that one",
             )
         setattr(module, cls.__name__, cls)
+
+
+register_caches = register
+"""The name it has in `veloxquant`."""

@@ -45,6 +45,11 @@ class _TurboQuant:
     outlier_bits: int | None
     outlier_channels: int
 
+    @property
+    def space(self) -> int:
+        """Coordinates of rotated space with its padding, and rows of a sketch, of both groups of channels."""
+        return self._apart.quiet.space + self._apart.loud.space if self._apart else self._all.space
+
     def describe(self) -> dict[str, int | float | str]:
         """Name and every parameter that is set."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
