@@ -5,15 +5,19 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord, benchmark_fingerprint
-from veloxquant.benchmarks.eviction import Limits
+from veloxquant.benchmarks.eviction import Limits, recorded_at
 from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.merge_plan import MergePlan, plan_merge
-from veloxquant.benchmarks.merging import version_id
+from veloxquant.benchmarks.merging import content, kind, version_id
+
+if TYPE_CHECKING:
+    import random
 
 Records = dict[str, BenchmarkRecord]
 
@@ -98,6 +102,74 @@ def test_a_merge_that_grows_a_store_leaves_it_within_its_limits(
     assert not {victim.record.id for victim in plan.evicted} & set(plan.deletes)
     if len(after) > len(held):
         assert sum(len(encode(one)) for one in after.values()) <= limits.max_bytes
+
+
+@settings(max_examples=400)
+@given(RECORDS, RECORDS, LIMITS, st.randoms(use_true_random=False))
+def test_the_order_in_which_records_come_does_not_matter(
+    ours: list[BenchmarkRecord], theirs: list[BenchmarkRecord], limits: Limits, chance: random.Random
+) -> None:
+    """To the files, to what is pinned, to what becomes of each record, and to what goes; at the limits, too."""
+    held, numbers = directory_of(ours), list(range(len(theirs)))
+    chance.shuffle(numbers)
+    plan, other = planned(held, theirs, limits), planned(held, [theirs[number] for number in numbers], limits)
+    assert carried_out(held, other) == carried_out(held, plan)
+    assert other.evicted == plan.evicted
+    assert {text(theirs[number]): outcome for number, outcome in zip(numbers, other.outcomes, strict=True)} == {
+        text(one): outcome for one, outcome in zip(theirs[::-1], plan.outcomes[::-1], strict=True)
+    } or len({text(one) for one in theirs}) < len(theirs)
+
+
+@settings(max_examples=400)
+@given(RECORDS, RECORDS, LIMITS)
+@example([record(tags=["pinned"]), record(FREED)], [record(day=9)], Limits())
+def test_no_pin_is_lost_and_nothing_goes_untold(
+    ours: list[BenchmarkRecord], theirs: list[BenchmarkRecord], limits: Limits
+) -> None:
+    """What was pinned is there and pinned, or a later one of its kind is; each id and figure that goes is told."""
+    held = directory_of(ours)
+    plan = planned(held, theirs, limits)
+    after = carried_out(held, plan)
+    for one in held.values():
+        heirs = [other for other in after.values() if kind(other) == kind(one)]
+        pinned = [other for other in heirs if "pinned" in other.tags]
+        assert "pinned" not in one.tags or [other for other in pinned if recorded_at(other) >= recorded_at(one)]
+        is_told = content(one) in {content(victim.record) for victim in plan.evicted}
+        assert one.id in {*after, *plan.deletes, *(victim.record.id for victim in plan.evicted)}
+        assert is_told or [other for other in heirs if recorded_at(other) >= recorded_at(one)]
+    pins = [one for one in held.values() if "pinned" in one.tags]
+    assert len(after) <= max(limits.max_records, len(held), len(pins))
+    taken = [one for one, outcome in zip(theirs, plan.outcomes, strict=True) if outcome in TAKEN_IN]
+    assert {kind(one) for one in after.values()} <= {kind(one) for one in (*held.values(), *taken)}
+
+
+def test_an_older_pinned_newcomer_hands_its_pin_to_a_later_one() -> None:
+    """Whichever of the two comes first; but what was here is pinned by no newcomer."""
+    older, later = record(day=1, tags=["pinned"]), record(day=2)
+    for source in ([older, later], [later, older]):
+        assert planned({}, source, Limits()).puts == (replace(later, tags=["pinned"]),)
+    assert planned(directory_of([later]), [older], Limits()) == MergePlan(("older",), (), (), ())
+    assert planned(directory_of([later]), [replace(later, tags=["pinned"])], Limits()).puts == ()
+
+
+def test_a_pin_moves_on_where_two_of_one_version_were_held() -> None:
+    """In front and beside it: the older one, which was pinned, gives way when the front is taken."""
+    front, side = record(day=1, tags=["pinned"]), record(version_id(record().id, "unknown"), day=2)
+    newest = record(day=3, mlx_version="0.31.0")
+    after = carried_out(directory_of([front, side]), planned(directory_of([front, side]), [newest], Limits()))
+    assert after == directory_of([newest, replace(side, tags=["pinned"])])
+
+
+def test_a_pinned_newcomer_stays_out_where_the_pinned_alone_would_be_too_many() -> None:
+    """With two pinned here and room for two, also one that goes beside ours under an id of its own."""
+    held = directory_of([record(day=1, tags=["pinned"]), record(day=1, context_length=9, tags=["pinned"])])
+    for other in (record(day=9, mlx_version="0.33.0", tags=["pinned"]), record("own", day=9, tags=["pinned"])):
+        assert planned(held, [other], Limits(2)) == MergePlan(("no room",), (), (), ())
+
+
+def text(one: BenchmarkRecord) -> str:
+    """All of a record."""
+    return repr(one.to_dict())
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord, benchmark_fingerprint
 from veloxquant.benchmarks.eviction import measured, recorded_at
 from veloxquant.benchmarks.merging import Holdings, place, version_id
+from veloxquant.benchmarks.validation import is_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def merged(*sources: list[BenchmarkRecord]) -> dict[str, BenchmarkRecord]:
     """What a store holds that took these in, one after the other."""
     held: dict[str, BenchmarkRecord] = {}
     for one in itertools.chain(*sources):
-        placing = place(one, held.get, Holdings(held).holds)
+        placing = place(one, held.get, Holdings(held))
         held |= {put.id: put for put in placing.puts}
         for gone in placing.deletes:
             del held[gone]
@@ -81,7 +82,7 @@ def test_order_of_merging_does_not_matter(runs: list[tuple[str, int]]) -> None:
 
 def _outcome(incoming: BenchmarkRecord, ours: BenchmarkRecord) -> str:
     held = {ours.id: ours}
-    return place(incoming, held.get, Holdings(held).holds).outcome
+    return place(incoming, held.get, Holdings(held)).outcome
 
 
 def _kind(one: BenchmarkRecord) -> tuple[object, ...]:
@@ -104,6 +105,31 @@ def test_another_version_is_kept_beside() -> None:
         f"{ours.id}-mlx0.31.0": "0.31.0",
     }
     assert merged([theirs], [ours]) == held
+
+
+@given(st.lists(st.tuples(st.text("ab.-", max_size=90).map("x".__add__), st.text("0.+-_/é", max_size=50)), unique=True))
+@example([("a", "0.30.0+abc"), ("a", "0.30.0-abc"), ("a", "0.30.0_abc")])
+@example([("a" * 100, "0.30"), ("a" * 101, "0.30"), ("a", "1" * 50), ("a", "1" * 51)])
+def test_no_two_versions_share_an_id(pairs: list[tuple[str, str]]) -> None:
+    """What an id cannot hold makes a difference; every one can be a record's id."""
+    pairs = [(stem, version) for stem, version in pairs if "-mlx" not in stem]
+    ids = [version_id(stem, version) for stem, version in pairs]
+    assert len(set(ids)) == len(ids)
+    assert all(map(is_id, ids))
+
+
+def test_ids_of_plain_versions_are_plain() -> None:
+    """As they are in directories that were written before."""
+    assert version_id("0123456789abcdef", "0.32.4") == "0123456789abcdef-mlx0.32.4"
+    assert version_id("own", "0.32.0.dev20260101") == "own-mlx0.32.0.dev20260101"
+
+
+def test_a_build_does_not_erase_another(directory: Path) -> None:
+    """0.30.0+abc and 0.30.0-abc, each superseded in turn: three versions, three records."""
+    db = BenchmarkDatabase(directory)
+    for version in ("0.30.0+abc", "0.30.0-abc", "0.31.0"):
+        db.add("fp16", "m/x-1B", context_length=1, mlx_version=version)
+    assert {one.mlx_version for one in db.records.values()} == {"0.30.0+abc", "0.30.0-abc", "0.31.0"}
 
 
 def test_records_that_share_only_an_id_both_stay() -> None:

@@ -2,25 +2,26 @@
 
 Where a directory is at its limits, what comes competes with what is there in the order of eviction. A newcomer that
 would itself be the next to go is not taken in, and then what it would have replaced or superseded is judged without
-it. As an eviction can change what supersedes what, the merge is repeated in memory until it changes nothing more: so
-merging the same source again changes nothing.
+it. What comes is placed in one order, the latest first, whatever the order it comes in: so any order ends alike, pins
+and limits included. As an eviction can change what supersedes what, the merge is repeated in memory until it changes
+nothing more: so merging the same source again changes nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from veloxquant.benchmarks.eviction import PINNED, EvictionOrder, Limits, Victim, measured, recorded_at
+from veloxquant.benchmarks.eviction import PINNED, EvictionOrder, Limits, Victim, recorded_at
 from veloxquant.benchmarks.folder import encode
-from veloxquant.benchmarks.merging import Holdings, content, place
+from veloxquant.benchmarks.merging import Holdings, content, hand_pins_on, kind, place, place_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from veloxquant.benchmarks.eviction import Measured
-    from veloxquant.benchmarks.merging import Outcome
+    from veloxquant.benchmarks.merging import Kind, Outcome
     from veloxquant.benchmarks.records import BenchmarkRecord
 
     OnStep = Callable[[int, int], None]
@@ -41,6 +42,7 @@ class MergePlan:
     deletes: tuple[str, ...]
     """Ids of records that were moved to another id or gave way to a later measurement."""
     evicted: tuple[Victim, ...]
+    """Of whose ids some may be another's now, who is among the `puts`."""
 
 
 class Merged(NamedTuple):
@@ -86,7 +88,20 @@ def plan_merge(
     `on_step` is told of how many of them it was decided, of how many. Raises RecordInvalid for a record that is too
     large to be written.
     """
-    sizes = _Sizes(held, size_bytes)
+    order = sorted(range(len(incoming)), key=lambda number: place_order(incoming[number]), reverse=True)
+    plan = _plan_in_order(held, _Sizes(held, size_bytes), [incoming[number] for number in order], limits, on_step)
+    outcomes = dict(zip(order, plan.outcomes, strict=True))
+    return replace(plan, outcomes=tuple(outcomes[number] for number in range(len(incoming))))
+
+
+def _plan_in_order(
+    held: Mapping[str, BenchmarkRecord],
+    sizes: _Sizes,
+    incoming: Sequence[BenchmarkRecord],
+    limits: Limits,
+    on_step: OnStep | None,
+) -> MergePlan:
+    """The plan for records in the order in which they are placed."""
     states: list[Records] = [dict(held)]
     rounds: list[_Round] = []
     while True:
@@ -130,18 +145,14 @@ def _merge(
     refused = {number for number, one in enumerate(incoming) if sizes.of(one) > limits.max_bytes}
     while True:
         records, outcomes, moved = _place_all(before, incoming, refused, on_step)
+        hand_pins_on(records, before, [one for number, one in enumerate(incoming) if number not in refused])
         came = {content(incoming[n]): n for n, outcome in enumerate(outcomes) if outcome in _TAKEN_IN}
         bounds = limits if len(records) > len(before) else limits.after_replacing(sizes.total(before.values()))
 
         def number_of(one: BenchmarkRecord, came: dict[str, int] = came) -> int | None:
             return None if before.get(one.id) is one else came.get(content(one))
 
-        fresh = {
-            number
-            for one in records.values()
-            if PINNED in one.tags and (number := number_of(one)) is not None and outcomes[number] != "replaced"
-        }
-        unwelcome = _pinned_beyond(bounds, records, [(n, incoming[n]) for n in fresh], sizes)
+        unwelcome = _pinned_beyond(bounds, before, records, number_of, sizes)
         victims = [] if unwelcome else _evict(records, bounds, sizes)
         unwelcome |= {n for victim in victims if (n := number_of(victim.record)) is not None}
         if not unwelcome:
@@ -160,7 +171,7 @@ def _place_all(
         if number in refused:
             outcomes.append(None)
             continue
-        placing = place(one, records.get, holdings.holds)
+        placing = place(one, records.get, holdings)
         holdings.note(placing.puts)
         records |= {put.id: put for put in placing.puts}
         for record_id in placing.deletes:
@@ -173,19 +184,25 @@ def _place_all(
 
 
 def _pinned_beyond(
-    bounds: Limits, records: Records, fresh: list[tuple[int, BenchmarkRecord]], sizes: _Sizes
+    bounds: Limits,
+    before: Records,
+    records: Records,
+    number_of: Callable[[BenchmarkRecord], int | None],
+    sizes: _Sizes,
 ) -> set[int]:
-    """Which pinned newcomers do not fit even when all goes that may go: the oldest."""
-    if not fresh:
-        return set()
+    """Newcomers that are pinned and do not fit even when all goes that may go: the oldest. What was pinned stays."""
     pinned = [one for one in records.values() if PINNED in one.tags]
     count, size = len(pinned), sizes.total(pinned)
+    if count <= bounds.max_records and size <= bounds.max_bytes:
+        return set()
+    held = [one for one in before.values() if PINNED in one.tags]
+    most, most_bytes = max(bounds.max_records, len(held)), max(bounds.max_bytes, sizes.total(held))
     beyond: set[int] = set()
-    for number, one in sorted(fresh, key=lambda place: (recorded_at(place[1]), place[1].id)):
-        if count <= bounds.max_records and size <= bounds.max_bytes:
-            break
-        beyond.add(number)
-        count, size = count - 1, size - sizes.of(one)
+    for one in sorted(pinned, key=lambda one: (recorded_at(one), one.id)):
+        number = number_of(one)
+        if number is not None and (count > most or size > most_bytes):
+            beyond.add(number)
+            count, size = count - 1, size - sizes.of(one)
     return beyond
 
 
@@ -219,24 +236,40 @@ def _plan(
     arrived = {content(one) for one in come}
     new = arrived - gone.keys()
     lost = {key: one for key, one in gone.items() if key not in arrived}
-    given_way = {_kind(one) for one in lost.values()}
+    given_way = {kind(one) for one in lost.values()}
     outcomes = tuple(
-        "added" if outcome == "replaced" and _kind(one) not in given_way else outcome
+        "added" if outcome == "replaced" and kind(one) not in given_way else outcome
         for one, outcome in zip(incoming, _outcomes(incoming, new, rounds), strict=True)
     )
-    evicted: dict[str, Victim] = {}
-    for victim in (victim for one in rounds for victim in one.victims):
-        key = content(victim.record)
-        if key in lost:
-            evicted[key] = victim._replace(record=lost[key], size_bytes=sizes.of(lost[key]))
-    away = {victim.record.id for victim in evicted.values()}
+    evicted = _told(lost, after, [victim for one in rounds for victim in one.victims], sizes)
+    away = {victim.record.id for victim in evicted.values()} - changed
     return MergePlan(
         outcomes,
         # What only moves to another id goes first, and to a free id before all: no crash in between loses it.
         tuple(sorted(come, key=lambda one: (content(one) in new, one.id in held))),
         tuple(key for key in held if key not in after and key not in away),
-        tuple(victim for victim in evicted.values() if victim.record.id not in changed),
+        tuple(evicted.values()),
     )
+
+
+def _told(lost: Records, after: Records, victims: list[Victim], sizes: _Sizes) -> dict[str, Victim]:
+    """Who of those lost, by content, was evicted, or gave way to one that was evicted then."""
+    kinds: dict[Kind, list[str]] = {}
+    for key, one in lost.items():
+        kinds.setdefault(kind(one), []).append(key)
+    latest: dict[Kind, float] = {}
+    for one in after.values():
+        if kind(one) in kinds:
+            latest[kind(one)] = max(recorded_at(one), latest.get(kind(one), -math.inf))
+    evicted: dict[str, Victim] = {}
+    for victim in victims:
+        of_kind = kind(victim.record)
+        for key in kinds.get(of_kind, ()):
+            newest = latest.get(of_kind)
+            gave_way = newest is not None and newest >= recorded_at(lost[key]) and lost[key].id in after
+            if newest is None or (key == content(victim.record) and not gave_way):
+                evicted[key] = victim._replace(record=lost[key], size_bytes=sizes.of(lost[key]))
+    return evicted
 
 
 def _outcomes(incoming: Sequence[BenchmarkRecord], new: set[str], rounds: list[_Round]) -> Iterator[Outcome]:
@@ -248,11 +281,6 @@ def _outcomes(incoming: Sequence[BenchmarkRecord], new: set[str], rounds: list[_
             yield "no room"
         else:  # taken in and not there in the end: another of the source was later
             yield next((outcome for outcome in tried if outcome in (_SAME, _OLDER)), _OLDER)
-
-
-def _kind(record: BenchmarkRecord) -> tuple[Measured, str]:
-    """Of what only one record is to stay."""
-    return measured(record), record.mlx_version
 
 
 def _equal(one: Records, other: Records) -> bool:

@@ -2,8 +2,10 @@
 
 One measurement (method, model, context, batch, chip) keeps its newest record under its id, and the newest of every
 other MLX version beside it as `<id>-mlx<version>`. Of one version the later record stays; two of the same moment that
-differ both stay. Records that share an id and nothing else both stay. Merging in another order, or again, ends alike.
-Where a directory is at its limits, `merge_plan` decides what there is room for.
+differ both stay. Records that share an id and nothing else both stay. In what order the records of a merge come does
+not matter, and merging again changes nothing; fingerprinted records end in the same files when one is merged after the
+other, too. What is pinned here stays pinned, or what takes its place is; a newcomer's pin comes in with a record that
+is new here and pins none that was. Where a directory is at its limits, `merge_plan` decides what there is room for.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from veloxquant.benchmarks.eviction import PINNED, measured, newness, recorded_at
 from veloxquant.benchmarks.fingerprint import benchmark_fingerprint
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from veloxquant.benchmarks.eviction import Measured
 
     Find = Callable[[str], BenchmarkRecord | None]
-    Holds = Callable[[BenchmarkRecord], bool]
+    Records = dict[str, BenchmarkRecord]
+    Kind = tuple[Measured, str]
 
 Outcome = Literal["added", "replaced", "kept beside", "older", "same", "no room"]
 """What became of a record: new here; newer than ours; under an id of its own; older than ours; already here; next to be
@@ -64,22 +67,25 @@ def renamed(record: BenchmarkRecord, record_id: str) -> BenchmarkRecord:
 
 
 class Holdings:
-    """Whether a measurement is held under any id. Made at the first question: most merges ask none."""
+    """Which measurements are held, under whatever ids. Made at the first question, which nothing but news asks."""
 
     def __init__(self, records: Mapping[str, BenchmarkRecord]) -> None:
         self._records = records
         self._groups: dict[Measured, list[BenchmarkRecord]] | None = None
 
-    def holds(self, record: BenchmarkRecord) -> bool:
-        """Whether this very record, or a later one of its measurement and version, is or was here."""
+    def has(self, record: BenchmarkRecord) -> bool:
+        """Whether this very record is or was here."""
+        return any(content(one) == content(record) for one in self._alike(record))
+
+    def supersede(self, record: BenchmarkRecord) -> bool:
+        """Whether a later one of its measurement and version is or was here."""
+        return any(recorded_at(one) > recorded_at(record) for one in self._alike(record))
+
+    def _alike(self, record: BenchmarkRecord) -> list[BenchmarkRecord]:
         if self._groups is None:
             self._groups = {}
             self.note(self._records.values())
-        return any(
-            one.mlx_version == record.mlx_version
-            and (recorded_at(one) > recorded_at(record) or content(one) == content(record))
-            for one in self._groups.get(measured(record), ())
-        )
+        return [one for one in self._groups.get(measured(record), ()) if one.mlx_version == record.mlx_version]
 
     def note(self, puts: Iterable[BenchmarkRecord]) -> None:
         """These have come."""
@@ -87,8 +93,8 @@ class Holdings:
             self._groups.setdefault(measured(record), []).append(record)  # type: ignore[union-attr]
 
 
-def place(incoming: BenchmarkRecord, find: Find, holds: Holds) -> Placing:
-    """Where a record goes among those that `find` knows by id; `holds` is asked when its id is another's."""
+def place(incoming: BenchmarkRecord, find: Find, holdings: Holdings) -> Placing:
+    """Where a record goes among those that `find` knows by id; `holdings` know them by what was measured."""
     front_id = _front_id(incoming)
     side_id = version_id(front_id, incoming.mlx_version)
     front, side, there = find(front_id), find(side_id), find(incoming.id)
@@ -97,8 +103,10 @@ def place(incoming: BenchmarkRecord, find: Find, holds: Holds) -> Placing:
         return Placing("same")
     is_taken = front is not None and measured(front) != measured(incoming)
     if is_taken or (side is not None and not _rivals(side, incoming)):
-        return _elsewhere(incoming, front_id, find, holds)
+        return _elsewhere(incoming, front_id, find, holdings)
     ours = [record for record in (front, side) if record is not None and _rivals(record, incoming)]
+    if not ours and holdings.has(incoming):
+        return Placing("same")
     twin = next((record for record in ours if recorded_at(record) == recorded_at(incoming)), None)
     if twin is not None:
         return _beside_twin(incoming, twin, find)
@@ -114,7 +122,7 @@ def _newer(
     front_id, side_id = ids
     kept = [find(record_id) for record_id in beaten]
     if any(record is not None and PINNED in record.tags for record in kept) and PINNED not in incoming.tags:
-        incoming = BenchmarkRecord.from_dict(incoming.to_dict() | {"tags": [*incoming.tags, PINNED]})
+        incoming = _pinned(incoming)
     if front is None:
         target = incoming.id if incoming.id in ids else front_id
         moved: Placing | None = None
@@ -150,16 +158,16 @@ def _beside_twin(incoming: BenchmarkRecord, twin: BenchmarkRecord, find: Find) -
     return Placing("kept beside", (*moved.puts, renamed(incoming, twin.id)))
 
 
-def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find, holds: Holds) -> Placing:
+def _elsewhere(incoming: BenchmarkRecord, taken: str, find: Find, holdings: Holdings) -> Placing:
     """Another measurement has the id: ours goes under its fingerprint, or, where that is taken, under its content."""
-    if holds(incoming):
+    if holdings.has(incoming) or holdings.supersede(incoming):
         return Placing("same")
     chip = measured(incoming)[-1]
     parts = (incoming.method, incoming.model_id, incoming.context_length, incoming.batch_size)
     own = benchmark_fingerprint(*parts, chip)
     if own == taken:
         return _under_digest(incoming, taken, find)
-    placing = place(renamed(incoming, own), find, holds)
+    placing = place(renamed(incoming, own), find, holdings)
     return placing._replace(outcome="kept beside") if placing.outcome == "added" else placing
 
 
@@ -179,14 +187,57 @@ def _digest(text: str, digits: int = _DIGEST) -> str:
     return hashlib.sha1(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()[:digits]
 
 
+def hand_pins_on(records: Records, before: Mapping[str, BenchmarkRecord], came: Iterable[BenchmarkRecord]) -> None:
+    """Pin what stands for what was pinned: no pin of ours is lost, and none depends on the order in which records came.
+
+    A pinned record keeps its pin under any id. Where a later one of its measurement and version took its place, that
+    one is pinned. A newcomer's pin counts among newcomers alone: what was here is pinned by nobody else.
+    """
+    pinned = [one for one in before.values() if PINNED in one.tags and records.get(one.id) is not one]
+    fresh = [one for one in came if PINNED in one.tags]
+    kinds = {kind(one) for one in (*pinned, *fresh)}
+    if not kinds:
+        return
+    standing: dict[Kind, list[BenchmarkRecord]] = {key: [] for key in kinds}
+    for one in records.values():
+        if (key := kind(one)) in kinds:
+            standing[key].append(one)
+    ours = {content(one) for one in before.values() if kind(one) in kinds}
+    heirs = [_heir(one, standing[kind(one)]) for one in pinned]
+    heirs += [heir for one in fresh if (heir := _heir(one, standing[kind(one)])) and content(heir) not in ours]
+    for heir in heirs:
+        if heir is not None and PINNED not in records[heir.id].tags:
+            records[heir.id] = _pinned(heir)
+
+
+def _heir(pinned: BenchmarkRecord, standing: list[BenchmarkRecord]) -> BenchmarkRecord | None:
+    """The same under any id, else the latest of its kind."""
+    text = content(pinned)
+    same = [one for one in standing if content(one) == text]
+    return max(same or standing, key=lambda one: (recorded_at(one), content(one), one.id), default=None)
+
+
+def _pinned(record: BenchmarkRecord) -> BenchmarkRecord:
+    return BenchmarkRecord.from_dict(record.to_dict() | {"tags": [*record.tags, PINNED]})
+
+
+def place_order(record: BenchmarkRecord) -> tuple[Any, ...]:
+    """In which order records are placed, the last first: the latest needs not be moved again. The order is total."""
+    return (*_order(record), record.id, PINNED in record.tags, record.tags)
+
+
 def _front_id(record: BenchmarkRecord) -> str:
     """The id of the measurement, whether the record stands there or beside it."""
     suffix = version_id("", record.mlx_version)
     return record.id[: -len(suffix)] if record.id.endswith(suffix) and len(record.id) > len(suffix) else record.id
 
 
+def kind(record: BenchmarkRecord) -> Kind:
+    """Of what only one record is to stay."""
+    return measured(record), record.mlx_version
+
+
 def _rivals(one: BenchmarkRecord, other: BenchmarkRecord) -> bool:
-    """Whether only one of the two is to stay."""
     return one.mlx_version == other.mlx_version and measured(one) == measured(other)
 
 
