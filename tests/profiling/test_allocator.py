@@ -74,7 +74,7 @@ def test_states_and_composites_are_walked_too() -> None:
 
 
 def test_arrays_out_of_sight_are_found_by_the_allocator() -> None:
-    """A class that keeps float copies in a closure of its methods looks packed to any walk, and not to the allocator."""
+    """A class with float copies in a closure of its methods looks packed to any walk, and not to the allocator."""
     hidden: list[Any] = []
 
     class Hiding(QuantizedKVCache):  # type: ignore[misc]
