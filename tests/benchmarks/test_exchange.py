@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -200,3 +201,70 @@ def test_no_bytes_break_the_reading_of_csv(data: bytes) -> None:
     stream = io.BytesIO(b"id,method,model_id\n" + data)
     assert all(isinstance(one, BadLine | BenchmarkRecord) for _, one in read_records(stream))
     assert stream.tell() == len(data) + 19
+
+
+RESAVED = "id,method,model_id,context_length,memory_reduction,throughput_tok_s,tags\r\na,fp16,é,4096,0.27,12.5,p q\r\n"
+PLAIN = BenchmarkRecord("a", "fp16", "é", memory_reduction=0.27, throughput_tok_s=12.5, tags=["p", "q"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(RESAVED.encode("utf-16"), id="UTF-16"),
+        pytest.param(("\ufeff" + RESAVED).encode("utf-16-be"), id="UTF-16, the other way round"),
+        pytest.param(RESAVED.replace("\r\n", "\r").encode(), id="CR alone"),
+        pytest.param(("sep=,\r\n" + RESAVED).encode(), id="sep"),
+        pytest.param(('\ufeff"sep=;"\r\n' + RESAVED.replace(",", ";")).encode(), id="sep, quoted, with a mark"),
+        pytest.param(RESAVED.replace("id,method", "ID,Method").encode(), id="another case"),
+        pytest.param(RESAVED.replace("4096", "4096.0").encode(), id="whole number with a point"),
+        pytest.param(RESAVED.replace(",", ";").replace(".", ",").encode(), id="decimal commas"),
+        pytest.param(RESAVED.replace(",", ";").replace("4096", "4096,00").encode(), id="whole number with a comma"),
+        pytest.param(RESAVED.replace(",", "\t").encode("utf-16"), id="Unicode text"),
+    ],
+)
+@pytest.mark.parametrize("named_csv", [True, False])
+def test_what_a_spreadsheet_saved_again_is_the_same(data: bytes, named_csv: bool) -> None:
+    """Its encoding, its ends of lines, its separators, its case and its numbers; the values are exact."""
+    ((seen, found),) = read_records(io.BytesIO(data), named_csv=named_csv)
+    assert isinstance(found, BenchmarkRecord)
+    assert found == replace(PLAIN, created_at=found.created_at)
+    assert type(found.context_length) is int
+    assert seen == len(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("\r\na,", "\r\n1.23E+15,", "column id: '1.23E+15' is what a spreadsheet made of an id"),
+        (",p q", ",1/31/2026 12:00", "column created_at: '1/31/2026 12:00' is no ISO 8601 time"),
+        (",p q", ",31.01.2026 12:00", "column created_at: '31.01.2026 12:00' is no ISO 8601 time"),
+        ("0.27", '"0,27"', "column memory_reduction: '0,27' is no number"),
+        ("4096", "4096.5", "column context_length: '4096.5' is no whole number"),
+        ("0.27", "27%", "column memory_reduction: '27%' is no number"),
+    ],
+)
+def test_what_a_spreadsheet_spoilt_is_refused(old: str, new: str, said: str) -> None:
+    """By line and column: digits that are gone, a day that may be a month, a comma that may part thousands."""
+    text = (
+        RESAVED.replace("tags", "created_at").replace(",p q", ",2026-01-31").replace(",2026-01-31", new, old == ",p q")
+    )
+    ((_, bad),) = read_records(io.BytesIO(text.replace(old, new).encode()))
+    assert isinstance(bad, BadLine)
+    assert (bad.line, bad.reason[: len(said)]) == (2, said)
+
+
+def test_ids_and_times_of_any_form_come_back() -> None:
+    """What looks spoilt and is not: an id in hexadecimal digits, a record whose time was written by hand."""
+    records = [replace(PLAIN, id=name, created_at=at) for name, at in (("1e-5", "1/31/2026"), ("1E15", "yesterday"))]
+    text = io.StringIO()
+    write_csv(records, text)
+    assert [one for _, one in read_records(io.BytesIO(text.getvalue().encode()))] == records
+
+
+def test_half_a_character_is_refused_by_its_field() -> None:
+    """A UTF-16 file cut in a surrogate pair, or one byte short."""
+    whole = "id,method,model_id\na,fp16,m😀".encode("utf-16")
+    for short in (1, 2, 3):
+        ((_, bad),) = read_records(io.BytesIO(whole[:-short]))
+        assert isinstance(bad, BadLine)
+        assert bad.reason.startswith("column model_id")

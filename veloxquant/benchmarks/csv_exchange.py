@@ -2,6 +2,10 @@
 
 A column for each field; an empty cell is a field left at its default. What a column cannot hold (keys we do not know,
 a tag with a blank in it, a text that is empty) is JSON in the last column, `other`, and goes before the cells.
+
+A spreadsheet that saves the file again may say it otherwise: `csv_dialect` reads its lines, and here a header in
+another case, whole numbers as 4096.0 and, between semicolons, 0,27 are what they were. What cannot be told any more is
+refused: an id that became 1.23E+15, or a time in a country's own order.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ import io
 import json
 import re
 from dataclasses import fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from veloxquant.benchmarks import csv_dialect
 from veloxquant.benchmarks.records import BenchmarkRecord
-from veloxquant.benchmarks.storage import MAX_RECORD_BYTES
 from veloxquant.benchmarks.validation import AMOUNTS, WHOLE
 from veloxquant.errors import RecordInvalid, quoted
 
@@ -30,18 +35,20 @@ if TYPE_CHECKING:
 _FIELDS = tuple(f.name for f in fields(BenchmarkRecord) if f.name not in ("workload", "tags"))
 _PLAIN_WORKLOAD: dict[str, Any] = BenchmarkRecord("", "", "").to_dict()["workload"]
 COLUMNS = (*_FIELDS, *(f"workload.{name}" for name in _PLAIN_WORKLOAD), "tags", "other")
+_COLUMN_BY_NAME = {name.casefold(): name for name in COLUMNS}
 REQUIRED = ("id", "method", "model_id")
 _NUMBERS = {*WHOLE, *AMOUNTS, "memory_reduction", "perplexity_delta"} | {
     f"workload.{name}" for name, value in _PLAIN_WORKLOAD.items() if not isinstance(value, str)
 }
-_DELIMITERS = ",;\t"
-"""A spreadsheet writes semicolons where the comma is the decimal sign."""
+_INTEGERS = {*WHOLE} | {f"workload.{name}" for name, value in _PLAIN_WORKLOAD.items() if type(value) is int}
 # A spreadsheet runs what starts like this, and hides a ' in front of it.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _WHOLE = re.compile(r"-?[0-9]{1,400}", re.ASCII)
+_WHOLE_AS_DECIMAL = re.compile(r"-?[0-9]{1,400}\.0+", re.ASCII)
 _DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"-?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_ROUNDED = re.compile(r"[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+", re.ASCII)
 _ABSENT = object()
-_MAX_LINE_BYTES = 4 * MAX_RECORD_BYTES
 
 Cells = dict[str, str]
 
@@ -58,7 +65,7 @@ def write_csv(records: Iterable[BenchmarkRecord], stream: TextIO) -> None:
 
 def is_header(line: bytes) -> bool:
     """Whether a file that starts with this line is CSV of records."""
-    return _delimiter(line) is not None
+    return csv_dialect.starts_table(line, REQUIRED)
 
 
 def read_csv(stream: Lines) -> Iterator[tuple[int, int, BenchmarkRecord | str]]:
@@ -67,47 +74,27 @@ def read_csv(stream: Lines) -> Iterator[tuple[int, int, BenchmarkRecord | str]]:
     A header that is not understood is told, and then nothing is read: a column we do not know may be a slip of one
     that we do, and a measurement would go missing in silence.
     """
-    seen = [0]
-    first = stream.readline(_MAX_LINE_BYTES)
-    seen[0] += len(first)
-    rows = csv.reader(_lines(first, stream, seen), delimiter=_delimiter(first) or ",")
+    table = csv_dialect.Table(stream, REQUIRED)
+    rows = csv.reader(table, delimiter=table.delimiter)
     try:
         header = _header(next(rows, []))
     except (BadCell, csv.Error) as error:
-        yield seen[0], 1, str(error)
+        yield table.seen, table.first, str(error)
         return
     while True:
-        line = rows.line_num + 1
+        line = table.first + rows.line_num
         try:
             cells = next(rows)
             if any(cells):
-                yield seen[0], line, _record(header, cells)
+                yield table.seen, line, _record(header, cells, decimal_comma=table.delimiter == ";")
         except StopIteration:
             return
         except (BadCell, csv.Error) as error:
-            yield seen[0], line, str(error)
-
-
-def _lines(first: bytes, stream: Lines, seen: list[int]) -> Iterator[str]:
-    line = first.removeprefix(b"\xef\xbb\xbf")
-    while line:
-        yield line.decode("utf-8", "surrogateescape")  # a record refuses what is not UTF-8 by the field's name
-        line = stream.readline(_MAX_LINE_BYTES)
-        seen[0] += len(line)
-
-
-def _delimiter(line: bytes) -> str | None:
-    """What separates the columns of a header; None for a line that is none."""
-    text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip("\r\n")
-    for delimiter in _DELIMITERS:
-        names = {name.strip(' "') for name in text.split(delimiter)}
-        if names.issuperset(REQUIRED):
-            return delimiter
-    return None
+            yield table.seen, line, str(error)
 
 
 def _header(names: list[str]) -> list[str]:
-    header = [name.strip() for name in names]
+    header = [_COLUMN_BY_NAME.get(name.strip().casefold(), name.strip()) for name in names]
     while header and not header[-1]:
         header.pop()  # empty columns at the right
     lacking = [name for name in REQUIRED if name not in header]
@@ -123,17 +110,35 @@ def _header(names: list[str]) -> list[str]:
     return header
 
 
-def _record(header: list[str], cells: list[str]) -> BenchmarkRecord:
+def _record(header: list[str], cells: list[str], *, decimal_comma: bool) -> BenchmarkRecord:
     if len(cells) < len(header) or any(cells[len(header) :]):
         raise BadCell(f"it has {len(cells)} cells, and the header has {len(header)}")
-    data = _data(dict(zip(header, cells, strict=False)))
+    named = dict(zip(header, cells, strict=False))
+    _check_unspoilt(named)
+    data = _data(named, decimal_comma=decimal_comma)
     try:
         return BenchmarkRecord.from_dict(data)
     except RecordInvalid as error:
         raise BadCell(f"column {error.field}: {error.message}") from error
 
 
-def _data(cells: Cells) -> dict[str, Any]:
+def _check_unspoilt(cells: Cells) -> None:
+    record_id, at = cells["id"].strip(), cells.get("created_at", "")
+    if _ROUNDED.fullmatch(record_id):
+        raise BadCell(f"column id: {quoted(record_id)} is what a spreadsheet made of an id; have it read them as text")
+    if at and not _is_time(at):
+        raise BadCell(f"column created_at: {quoted(at)} is no ISO 8601 time; write it as 2026-01-31T12:00:00+00:00")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _data(cells: Cells, *, decimal_comma: bool = False) -> dict[str, Any]:
     """The JSON form of a row."""
     data: dict[str, Any] = {}
     workload: dict[str, Any] = {}
@@ -141,7 +146,7 @@ def _data(cells: Cells) -> dict[str, Any]:
         if cell == "" or name == "other":
             continue
         text = cell[1:] if cell[0] == "'" and _FORMULA.match(cell) else cell
-        value: Any = _number(name, text) if name in _NUMBERS else text
+        value: Any = _number(name, text, decimal_comma=decimal_comma) if name in _NUMBERS else text
         if name.startswith("workload."):
             workload[name.removeprefix("workload.")] = value
         else:
@@ -153,10 +158,14 @@ def _data(cells: Cells) -> dict[str, Any]:
     return data | ({"workload": workload | further} if workload or further else {}) | other
 
 
-def _number(name: str, text: str) -> float:
+def _number(name: str, text: str, *, decimal_comma: bool = False) -> float:
     plain = text.strip()
+    if decimal_comma and _DECIMAL_COMMA.fullmatch(plain):
+        plain = plain.replace(",", ".")
     if _WHOLE.fullmatch(plain):
         return int(plain)
+    if name in _INTEGERS and _WHOLE_AS_DECIMAL.fullmatch(plain):
+        return int(plain.partition(".")[0])
     if name in WHOLE or not _DECIMAL.fullmatch(plain):
         kind = "whole number" if name in WHOLE else "number"
         raise BadCell(f"column {name}: {quoted(text)} is no {kind}; write it in digits, with a point for decimals")
@@ -181,6 +190,8 @@ def _row(record: BenchmarkRecord) -> Cells:
     workload = data["workload"]
     plain = {name: data[name] for name in _FIELDS} | {f"workload.{name}": workload[name] for name in _PLAIN_WORKLOAD}
     cells = {name: _cell(value) for name, value in plain.items()} | {"tags": _cell(" ".join(data["tags"]))}
+    if not _is_time(cells["created_at"]):
+        cells["created_at"] = ""
     back = BenchmarkRecord.from_dict(_data({name: cells[name] for name in cells})).to_dict()
     other = {
         name: value for name, value in data.items() if name != "workload" and _differs(back.get(name, _ABSENT), value)
