@@ -16,6 +16,7 @@ and each head keeps their indices.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
@@ -72,7 +73,7 @@ Max and 17 on an M5 Max (Qwen3.5-35B-A3B, 10 growing layers, 2 KV heads of width
 tokens: 7.7 tokens/s at turbo3 against 12.4 at q8_0; turbo4 was faster than q8_0 there: 16.6;
 github.com/TheTom/turboquant_plus, docs/benchmarks.md). Not measured on a Mac."""
 
-_TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**13, 2**21, 2**19
+_BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 2**19
 """As in veloxquant.caches.attention and packed."""
 _MOST_QUERY_HEADS = 128
 """Of published models whose K and V grow plainly (Llama-3.1-405B)."""
@@ -151,7 +152,9 @@ class TurboQuantMSE(Method):
         """
         chosen = _chosen(variant)
         space = max(self._key_row(chosen, part.key_width).space, _mse_row(chosen, part.value_width).space)
-        return _workspace(part, queries, slots, space)
+        row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
+        packed = math.ceil(part.heads * queries * row_bits / 8)
+        return max(_attending(part.heads, queries, slots, space), _packing(part, queries, space) + 2 * packed)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
@@ -288,21 +291,27 @@ def _prior(bits: int) -> QualityPrior:
     return QualityPrior(kl_mean=hard * _MIDDLE, low=low, high=hard, source=_SOURCE)
 
 
-def _workspace(part: CachePart, queries: int, slots: int, space: int) -> int:
-    """Bytes: float32 arrays of a block of scores, of an unpacked block, of a tile's sums; or those of packing.
+def _attending(heads: int, queries: int, slots: int, space: int) -> int:
+    """Bytes of float32 arrays: scores, unpacked blocks, sums (veloxquant.caches.attention.Blocks).
 
     `space` is the numbers that a row of K or V is unpacked to. How many query heads there are is not known here: at
     least the KV heads, and at most 128.
     """
-    width = max(part.key_width, part.value_width)
-    numbers = part.heads * width
-    most_rows = min(_TILE_ROWS, _MOST_QUERY_HEADS * queries)
-    least_rows = min(_TILE_ROWS - _MOST_QUERY_HEADS, part.heads * queries)
-    block = min(slots, _BLOCK_NUMBERS // max(least_rows, numbers) + 1)
-    scores = min(_BLOCK_NUMBERS, most_rows * block)
-    attention = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * part.heads * space * block + _SUM_ARRAYS * most_rows * space
-    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, numbers * queries)
-    return 4 * max(attention, packing)
+    block = max(1, min(_BLOCK_TOKENS, _BLOCK_NUMBERS // (heads * space)))
+    tile = min(_TILE_ROWS, _BLOCK_NUMBERS // max(block, space))
+    most_rows = min(tile, _MOST_QUERY_HEADS * queries)
+    least_rows = min(tile - _MOST_QUERY_HEADS, heads * queries)
+    least = max(block * max(least_rows, heads * space), least_rows * space)
+    tokens = block * min(-(-slots // block), max(1, _BLOCK_NUMBERS // least))
+    scores = min(_BLOCK_NUMBERS, most_rows * tokens)
+    sums = min(_BLOCK_NUMBERS, most_rows * space * -(-tokens // block))
+    return 4 * (_SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * heads * space * tokens + _SUM_ARRAYS * sums)
+
+
+def _packing(part: CachePart, queries: int, space: int) -> int:
+    """Bytes of float32 arrays of a piece of new tokens."""
+    numbers = part.heads * max(part.key_width, part.value_width, space)
+    return 4 * _PACKING_ARRAYS * min(max(_ENCODE_NUMBERS, numbers), numbers * queries)
 
 
 @hookimpl
