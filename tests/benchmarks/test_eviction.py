@@ -112,6 +112,19 @@ def test_an_order_made_by_and_by_is_the_order_made_at_once(
     assert order.pop() is None
 
 
+def test_replacing_one_record_again_and_again_does_not_grow_the_order() -> None:
+    """A store near its limit that never evicts, as each write replaces; the order stays right."""
+    held = {str(n): record(str(n), 1 + n, 1024 + n) for n in range(19)}
+    order = EvictionOrder(held)
+    order.complete()
+    for n in range(2000):
+        before, held["5"] = held["5"], record("5", 20 + n % 9, 2048)
+        order.change(before, held["5"])
+    assert len(order._heap) <= 8 * len(held) + 64
+    assert going(list(held.values()))[-1] == "5"
+    assert order.pop() is held["0"]
+
+
 def test_no_add_makes_the_whole_order(
     directory: Path, fill: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

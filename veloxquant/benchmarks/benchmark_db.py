@@ -57,7 +57,7 @@ class BenchmarkDatabase:
     def __init__(self, storage_dir: Path | str | None = None, *, limits: Limits = Limits()) -> None:  # noqa: B008 -- a constant
         self.storage_dir = placed(default_benchmark_dir() if storage_dir is None else storage_dir)
         self._store = Directory(self.storage_dir, limits)
-        self._closing = weakref.finalize(self, self._store.index.close)
+        weakref.finalize(self, self._store.index.let_go).atexit = False  # the index is closed at exit
         self.load()
 
     @property
@@ -75,6 +75,7 @@ class BenchmarkDatabase:
 
         Records that cannot be used are set aside (`skipped`). Temporary files of killed writers are deleted, and an
         index that says something else than the records is made again; a directory that cannot be written is only read.
+        It waits for no other process: where one is writing at this moment, both are done a little later.
         """
         store = self._store
         self._check_folder()
@@ -84,11 +85,15 @@ class BenchmarkDatabase:
             store.index.rest(time.monotonic() - began)
             stale = not store.index.is_due and store.index_is_stale()
         strays = strays or self._strays_beside_index()
+        is_swept = not strays
         if strays:
-            with suppress(StoreUnavailable), store.lock.held():
+            with suppress(StoreUnavailable), store.lock.at_once(), store.lock.held():
                 store.sweep(strays)
-        if stale:
-            store.index.mark()
+                is_swept = True
+        if stale or not is_swept:  # they are a live writer's, or go when the index is looked at
+            store.index.mark(waits=False)
+        else:
+            store.index.retry()
 
     def save(self) -> None:
         """Write every record that was changed in memory, and the index.
@@ -294,7 +299,10 @@ class BenchmarkDatabase:
         store.index.flush()
 
     def close(self) -> None:
-        """Bring the index up to date if it is behind. Called by itself when the object goes and at exit."""
+        """Bring the index up to date if it is behind. Called by itself at exit.
+
+        When the object goes, the same is done without waiting for other writers.
+        """
         self._store.index.close()
 
     def _check_folder(self) -> None:

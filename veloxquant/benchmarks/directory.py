@@ -70,7 +70,7 @@ class Directory:
         self.lock = StoreLock(path / ".lock")
         self.folder = RecordFolder(path / index.RECORDS)
         self.handed = HandedOut(self.folder.records)
-        self.index = IndexWriter(self.write_index)
+        self.index = IndexWriter(self.write_index, self.lock.at_once)
         self.groups: RecordGroups | None = None
         self._order: EvictionOrder | None = None
         self._compared: tuple[Signature | None, int] | None = None

@@ -141,9 +141,6 @@ class EvictionOrder:
     def pop(self, spared: BenchmarkRecord | None = None) -> BenchmarkRecord | None:
         """The record that goes next, taken out of the order; None when what is left is pinned or `spared`."""
         self.complete()
-        if len(self._heap) > 8 * len(self._records) + 64:
-            self._heap = [self._place(record_id) for record_id in self._placed]  # the others are no longer true
-            heapq.heapify(self._heap)
         found = None
         is_spared = False
         while self._heap and found is None:
@@ -160,7 +157,13 @@ class EvictionOrder:
     def push(self, record: BenchmarkRecord) -> None:
         """Put back what was popped and stayed, or what now has another place."""
         if record.id in self._placed:
-            heapq.heappush(self._heap, self._place(record.id))
+            self._push(record.id)
+
+    def _push(self, record_id: str) -> None:
+        heapq.heappush(self._heap, self._place(record_id))
+        if len(self._heap) > 8 * len(self._placed) + 64:
+            self._heap = [self._place(one) for one in self._placed]  # the others are no longer true
+            heapq.heapify(self._heap)
 
     def _put_in(self, record: BenchmarkRecord) -> None:
         key, entry = measured(record), _newness(record)
@@ -168,9 +171,9 @@ class EvictionOrder:
         insort(group, entry)
         self._placed[record.id] = key, entry
         for one in group[-2:]:  # what was the newest may not be it any more
-            heapq.heappush(self._heap, self._place(one[-2]))
+            self._push(one[-2])
         if len(group) > _PAIR:
-            heapq.heappush(self._heap, self._place(record.id))
+            self._push(record.id)
 
     def _take_out(self, record_id: str) -> None:
         placed = self._placed.pop(record_id, None)
@@ -180,7 +183,7 @@ class EvictionOrder:
         group = self._groups[key]
         del group[bisect_left(group, entry)]
         if group:
-            heapq.heappush(self._heap, self._place(group[-1][-2]))
+            self._push(group[-1][-2])
         else:
             del self._groups[key]
 
