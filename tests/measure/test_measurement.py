@@ -130,10 +130,11 @@ def test_the_room_opens_without_arrays() -> None:
 
 @pytest.mark.parametrize("label", ["fp16", "affine4-g64", "turboquant-mse4", "turboquant-prod4"])
 def test_the_allocator_gave_out_what_the_walk_counts(tiny: SimpleNamespace, label: str) -> None:
-    """A second witness: MLX's own counter grew by the bytes of the arrays that the caches hold."""
+    """A second witness: MLX's own counter grew by the bytes of at most 12 arrays, and a freed buffer's page or two."""
     found = measured(tiny, label)
     assert found.allocator_agrees
-    assert abs(found.allocated_bytes - found.resident_bytes) <= 64 * 1024 + 0.02 * found.resident_bytes
+    slip = 64 * 1024 + 0.02 * found.resident_bytes
+    assert -slip <= found.allocated_bytes - found.resident_bytes <= slip + 12 * 3 * 16384
 
 
 HIDDEN_BYTES = 2**20

@@ -28,9 +28,9 @@ PREFILL_STEP = 2048
 """Prompt tokens of one call where nothing else is said: mlx-lm's own default."""
 _SLIP_SHARE, _SLIP_BYTES = 0.02, 64 * 1024
 """By how much walk and allocator may differ: small constants that code makes once are in no cache."""
-_ROUNDED_UP_BYTES = 3 * 16384
-"""An array may take so much more on a GPU: MLX rounds a buffer up to a page, and uses a freed one again that is up to
-two pages larger than what is asked."""
+_PAGE_BYTES = 16384
+"""Of Apple silicon, the largest of any machine MLX runs on. MLX uses a freed buffer again that is up to twice as large
+as asked, or two pages larger, whichever is less; a GPU's allocator also rounds up to a page."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     allocated_bytes: int
     """Growth of mx.get_active_memory() from before these caches were built to after the run, all else dropped."""
     allocator_agrees: bool
-    """Whether that is resident_bytes, within 2 % or 64 KiB, and within what a GPU's allocator rounds up."""
+    """Whether that is resident_bytes, within 2 % or 64 KiB, and within what MLX gives beyond what is asked."""
     float32_kv_bytes: int
     """The part of resident_bytes that are float32 arrays of caches of keys and values, recurrent states left out."""
     number_types: tuple[str, ...]
@@ -190,13 +190,14 @@ def _look(caches: list[Any], before_bytes: int) -> _Held:
     resident = sum(array.nbytes for array in found)
     wide = [array for array in arrays(list(_of_keys_and_values(caches))) if array.dtype == mx.float32]
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    larger = sum(min(array.nbytes, 2 * _PAGE_BYTES) + on_gpu * _PAGE_BYTES for array in found)
     slip = max(_SLIP_SHARE * resident, _SLIP_BYTES)
     return _Held(
         resident_bytes=resident,
         float32_kv_bytes=sum(array.nbytes for array in wide),
         number_types=tuple(sorted({str(array.dtype).removeprefix("mlx.core.") for array in found})),
         allocated_bytes=allocated,
-        allocator_agrees=-slip <= allocated - resident <= slip + on_gpu * _ROUNDED_UP_BYTES * len(found),
+        allocator_agrees=-slip <= allocated - resident <= slip + larger,
     )
 
 
