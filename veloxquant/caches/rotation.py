@@ -1,7 +1,8 @@
 """Random matrices that every cache of a width shares: constants of the process, made once from a seed.
 
 No cache holds them, so they are in no cache's bytes. A rotation of width d takes 4 x d^2 bytes, and twice that again in
-the parts for exact products; a sketch of m rows 4 x m x d, and twice that again. At width 128 that is 192 KiB each.
+the parts for exact products, 12 x d^2 together; a sketch of m rows 12 x m x d likewise. At width 128 that is 192 KiB
+each. What was not used for long is dropped (`kept`), and made again, the same to the bit, where it is asked for.
 Everything is made on the CPU, so that a machine makes the same matrix whatever its default device is. The QR
 decomposition is the platform's LAPACK, so that another platform's matrix may differ in the last bits.
 """
@@ -9,15 +10,16 @@ decomposition is the platform's LAPACK, so that another platform's matrix may di
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from weakref import WeakValueDictionary
 
 import mlx.core as mx
 
+from veloxquant.caches.kept import Kept
 from veloxquant.caches.ordered import Parts, cut
 
-_KEPT = 128
-"""Matrices of so many (width, seed) pairs are kept; a model has a handful."""
+_kept = Kept(most_bytes=64 * 2**20, least=12)
+"""64 MiB; 12 matrices and pairs of parts are what keys and values of one width each use, outliers and sketch included.
+They stay if they are larger, since a cache that needs them would make them again in every call."""
 _alive: WeakValueDictionary[int, mx.array] = WeakValueDictionary()
 """Every array that was made here and is still held by anybody, by its id."""
 
@@ -27,7 +29,7 @@ def process_bytes() -> int:
     return sum(array.nbytes for array in list(_alive.values()))
 
 
-@lru_cache(maxsize=_KEPT)
+@_kept
 def rotation(width: int, seed: int) -> mx.array:
     """Random orthogonal (width, width) float32, evenly from all of them (Haar).
 
@@ -42,7 +44,7 @@ def rotation(width: int, seed: int) -> mx.array:
     return _counted(matrix)
 
 
-@lru_cache(maxsize=_KEPT)
+@_kept
 def gaussian(rows: int, width: int, seed: int) -> mx.array:
     """Independent standard normal numbers, (rows, width) float32; independent of the rotation of the same seed."""
     with mx.stream(mx.cpu):
@@ -51,13 +53,13 @@ def gaussian(rows: int, width: int, seed: int) -> mx.array:
     return _counted(made)
 
 
-@lru_cache(maxsize=_KEPT)
+@_kept
 def rotation_parts(width: int, seed: int) -> Parts:
     """The rotation, cut for `ordered.product`."""
     return _evaluated(rotation(width, seed))
 
 
-@lru_cache(maxsize=_KEPT)
+@_kept
 def sketch_parts(rows: int, width: int, seed: int) -> Parts:
     """The Gaussian matrix over sqrt(width), so that rows are about 1 long, cut for `ordered.product`."""
     return _evaluated(gaussian(rows, width, seed) / math.sqrt(width))
