@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -9,16 +11,20 @@ import pytest
 from mlx_lm.models import base
 
 from veloxquant.caches import attention
+from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.attention import Packed, attend, install, uninstall
 from veloxquant.caches.float_codec import FloatCodec
-from veloxquant.caches.turboquant import TurboQuantMSE
+from veloxquant.caches.turboquant import TurboQuantMSE, TurboQuantProd
 from veloxquant.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from veloxquant.caches.codec import Codec
+
 WIDTH = 32
 SCALE = WIDTH**-0.5
+exact = pytest.mark.skipif(sys.platform != "linux", reason="only there are a row's products known to be the same bits")
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +38,7 @@ def hooked() -> Iterator[None]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a few queries and blocks of a few tokens, so that small arrays have many of both."""
+    monkeypatch.setattr(attention, "BLOCK_TOKENS", 16)
     monkeypatch.setattr(attention, "TILE_ROWS", 64)
     monkeypatch.setattr(attention, "BLOCK_NUMBERS", 2**11)
 
@@ -150,6 +157,72 @@ def test_other_words_and_heads_that_do_not_divide_are_refused() -> None:
         attend(q, packed(k), packed(v), SCALE, "banded")
 
 
+CODECS: list[Codec] = [
+    FloatCodec(WIDTH),
+    AffineCodec(WIDTH, 4, 32),
+    TurboQuantMSE(WIDTH, 3),
+    TurboQuantProd(WIDTH, 3, jl_dim=80),
+    TurboQuantMSE(WIDTH, 2, outlier_bits=6, outlier_channels=5),
+]
+
+
+def coded(codec: Codec, x: Any, tokens: int) -> Packed:
+    """The first tokens, packed."""
+    fixed = codec.start(x[:, :, :1])
+    return Packed(codec, codec.encode(x, fixed), fixed, tokens)
+
+
+@exact
+@pytest.mark.parametrize("count", [130, 600])
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.describe()["name"])
+def test_a_query_has_the_same_result_to_the_bit_in_any_call(
+    codec: Codec, count: int, request: pytest.FixtureRequest
+) -> None:
+    """Some 10 small blocks or 3 of the usual: one causal call, smaller ones, and alone before later tokens are there."""
+    if count < attention.BLOCK_TOKENS:
+        request.getfixturevalue("small_blocks")
+    q, k, v = arrays(6, 2, count, count)
+    whole = attend(q, coded(codec, k, count), coded(codec, v, count), SCALE, "causal")
+    calls = [(0, 1), (0, 7), (7, 71), (71, count), (0, count - 87), (31, 32), (32, 33), (127, 128), (count - 1, count)]
+    for first, last in calls:
+        keys, values = coded(codec, k, last), coded(codec, v, last)
+        mask = "causal" if last - first > 1 else None
+        assert mx.array_equal(attend(q[:, :, first:last], keys, values, SCALE, mask), whole[:, :, first:last])
+
+
+@exact
+@pytest.mark.usefixtures("small_blocks")
+def test_tokens_that_are_hidden_are_as_tokens_that_are_not_there() -> None:
+    """The last 67 of 100 hidden, by False and by -inf: to the bit what the first 33 give."""
+    q, k, v = arrays(4, 2, 3, 100)
+    codec = TurboQuantMSE(WIDTH, 3)
+    alone = attend(q, coded(codec, k, 33), coded(codec, v, 33), SCALE)
+    seen = mx.broadcast_to(mx.arange(100) < 33, (3, 100))
+    for mask in (seen, mx.where(seen, 0.0, -mx.inf)):
+        assert mx.array_equal(attend(q, coded(codec, k, 100), coded(codec, v, 100), SCALE, mask), alone)
+
+
+def test_a_row_that_sees_nothing_is_the_mean_as_in_the_engine() -> None:
+    """All False: every token weighs the same, those that fill the last block up not at all; all -inf: zeros."""
+    q, k, v = arrays(4, 2, 1, 300)
+    hidden = attend(q, packed(k), packed(v), SCALE, mx.zeros((1, 300), dtype=mx.bool_))
+    assert furthest(hidden, mx.repeat(v.mean(axis=2, keepdims=True), 2, axis=1)) < 1e-5
+    assert furthest(attend(q, packed(k), packed(v), SCALE, mx.full((1, 300), -mx.inf)), mx.zeros_like(q)) == 0.0
+
+
+def test_blocks_are_counted_in_the_space_of_the_codec() -> None:
+    """A sketch of 8,192 signs unpacks each of 1,024 x 8 keys to 8,256 numbers, 258 MiB; the peak stays below 32 MiB."""
+    codec = TurboQuantProd(64, 4, jl_dim=8192)
+    one = codec.encode(mx.random.normal((1, 8, 1, 64)), ())
+    keys = Packed(codec, [mx.repeat(array, 1024, axis=2) for array in one], (), 1024)
+    q = mx.random.normal((1, 8, 1, 64))
+    mx.eval(q, keys.stored)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(keys.attend(q, keys, 0.125))
+    assert mx.get_peak_memory() - held < 2**25
+
+
 def test_no_score_matrix_is_ever_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """256 queries of 8 heads over 4,096 tokens make 32 MiB of scores; the peak stays below 20 blocks of 2 MiB."""
     mx.random.seed(1)
@@ -175,6 +248,47 @@ def test_the_engine_calls_the_handle_and_its_own_function_for_all_else() -> None
     triples = [mx.quantize(x, group_size=32, bits=8) for x in (k, v)]
     own = base.scaled_dot_product_attention(mx.array(q), *triples, cache=cache, scale=SCALE, mask="causal")
     assert furthest(own, expected) < 0.05
+
+
+def test_whatever_the_engines_function_takes_is_taken() -> None:
+    """By position or by name, its last two parameters too; what it is not ours to serve goes on as it came."""
+    served = base.quantized_scaled_dot_product_attention
+    assert inspect.signature(served) == inspect.signature(served.original)
+    q, k, v = arrays(4, 2, 3, 64)
+    cache = type("Cache", (), {"bits": 8, "group_size": 32})
+    expected = base.scaled_dot_product_attention(q, packed(k), packed(v), cache=cache, scale=SCALE, mask="causal")
+    named = {"scale": SCALE, "mask": "causal", "group_size": 32, "bits": 8}
+    for args, options in (((q, packed(k), packed(v), SCALE, "causal", 32, 8), {}), ((q, packed(k), packed(v)), named)):
+        assert mx.array_equal(served(*args, **options), expected)
+    assert mx.array_equal(served(queries=q, q_keys=packed(k), q_values=packed(v), **named), expected)
+    triples = [mx.quantize(x, group_size=32, bits=8) for x in (k, v)]
+    own = served(mx.array(q), *triples, SCALE, "causal", 32, 8)
+    assert mx.array_equal(served(queries=mx.array(q), q_keys=triples[0], q_values=triples[1], **named), own)
+
+
+def test_what_a_later_engine_asks_for_besides_is_refused_by_name() -> None:
+    """Sinks would change the result: a TypeError where they are given, none where they are None."""
+    q, k, v = arrays(4, 2, 3, 64)
+    served = base.quantized_scaled_dot_product_attention
+    served(q, packed(k), packed(v), scale=SCALE, mask=None, sinks=None)
+    with pytest.raises(TypeError, match="has no sinks"):
+        served(q, packed(k), packed(v), scale=SCALE, mask=None, sinks=mx.zeros((4,)))
+
+
+def test_behind_another_programs_function_ours_is_found() -> None:
+    """One that was put around ours since: it stays, ours is reached through it, and installing adds nothing."""
+    served = base.quantized_scaled_dot_product_attention
+
+    def theirs(*args: Any, **options: Any) -> Any:
+        return served(*args, **options)
+
+    base.quantized_scaled_dot_product_attention = theirs
+    try:
+        assert not uninstall()
+        install()
+        assert base.quantized_scaled_dot_product_attention is theirs
+    finally:
+        base.quantized_scaled_dot_product_attention = served
 
 
 def test_installing_twice_is_installing_once() -> None:

@@ -15,6 +15,7 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache, trim_prompt_cache
 
+from veloxquant.caches import packed
 from veloxquant.caches.codecs import make
 from veloxquant.caches.held import arrays, held_bytes
 from veloxquant.caches.packed import ENCODE_NUMBERS, PackedKVCache
@@ -125,6 +126,23 @@ def test_how_a_prompt_is_cut_changes_no_logits(kind: str, chunk: int) -> None:
     assert mx.array_equal(whole.argmax(-1), cut.argmax(-1))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there are a row's products known to be the same bits")
+@pytest.mark.parametrize("kind", ["mse", "outliers"])
+def test_over_several_blocks_every_layer_stores_the_same(kind: str) -> None:
+    """1,100 tokens, five blocks, in chunks of 64, 260 and 513, and 300 one by one: the codes of one chunk, all layers.
+
+    A last bit of the first layer's attention would flip codes of the second.
+    """
+    for count, chunks in ((1100, (64, 260, 513)), (300, (1, 7))):
+        whole = caches(kind)
+        expected = logits(tokens(count), whole, count)
+        for chunk in chunks:
+            cut = caches(kind)
+            assert mx.array_equal(logits(tokens(count), cut, chunk), expected)
+            for ours, theirs in zip(cut, whole, strict=True):
+                assert same(held_tokens(ours), held_tokens(theirs))
+
+
 @ALL
 def test_forty_tokens_in_one_call_are_forty_calls(kind: str) -> None:
     """The stored arrays are equal, every bit of them."""
@@ -140,6 +158,21 @@ def test_a_chunk_too_long_to_pack_at_once_is_packed_in_pieces() -> None:
     whole = filled("mse", keys, values, [count])
     cut = filled("mse", keys, values, [256] * (count // 256) + [count % 256])
     assert same(held_tokens(whole), held_tokens(cut))
+
+
+def test_pieces_are_counted_in_the_space_of_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 x 2 keys against 8,192 signs make 8 MiB an array; in pieces of 2**16 numbers the peak is below 8 MiB."""
+    monkeypatch.setattr(packed, "ENCODE_NUMBERS", 2**16)
+    wide = make({"name": "turboquant_prod", "bits": 2, "width": WIDTH, "jl_dim": 8192})
+    cache = PackedKVCache(wide, make({"name": "float", "width": WIDTH}))
+    keys, values = random(128)
+    cache.update_and_fetch(keys[:, :, :1], values[:, :, :1])
+    mx.eval(cache.state, keys, values)
+    cache.update_and_fetch(keys, values)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(cache.state)
+    assert mx.get_peak_memory() - before < 2**23
 
 
 @ALL

@@ -6,6 +6,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models import cache as engine
 
+import veloxquant
 from veloxquant.caches import attention
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.packed import PackedKVCache
@@ -21,6 +22,11 @@ def test_registering_makes_the_class_known_and_attention_served(monkeypatch: pyt
         act()
         assert engine.PackedKVCache is PackedKVCache
         assert type(base.quantized_scaled_dot_product_attention).__module__ == "veloxquant.caches.attention"
+
+
+def test_the_public_name_is_the_same_function() -> None:
+    """What a process calls before it loads a saved prompt with mlx-lm alone."""
+    assert veloxquant.register_caches is register
 
 
 def test_a_class_of_the_engines_own_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,8 +166,9 @@ def test_a_sketch_is_never_said_to_be_better_than_levels() -> None:
 
 def test_block_sizes_are_those_of_attention_and_packing() -> None:
     """The planning half cannot import them, and must not drift from them."""
-    ours = (turboquant._TILE_ROWS, turboquant._BLOCK_NUMBERS, turboquant._ENCODE_NUMBERS)
-    assert ours == (attention.TILE_ROWS, attention.BLOCK_NUMBERS, packed.ENCODE_NUMBERS)
+    blocks = (turboquant._BLOCK_TOKENS, turboquant._TILE_ROWS, turboquant._BLOCK_NUMBERS)
+    assert blocks == (attention.BLOCK_TOKENS, attention.TILE_ROWS, attention.BLOCK_NUMBERS)
+    assert turboquant._ENCODE_NUMBERS == packed.ENCODE_NUMBERS
 
 
 WORK = [
@@ -195,6 +196,23 @@ def test_workspace_bounds_the_measured_peak(heads: int, groups: int, queries: in
         out = keys.attend(asked, values, 0.1, "causal" if queries > 1 else None)
         attending = peak([out]) - out.nbytes
         assert max(packing, attending) <= bound
+
+
+@pytest.mark.parametrize(("queries", "slots"), [(1, 300), (40, 300)])
+def test_workspace_counts_a_long_sketch_and_is_no_wild_guess(queries: int, slots: int) -> None:
+    """8 KV heads, 8,192 signs: the bound holds, and is below 128 MiB; one copy of all unpacked would be 76 MiB."""
+    part, params = sample_part(64, 4, heads=8), {"bits": 4, "jl_dim": 8192}
+    cache = written(PROD, params, part, mx.float32, [1])
+    grown = [mx.repeat(array, slots, axis=2) for array in cache.keys_and_values()[0].stored]
+    keys = attention.Packed(cache.key_codec, grown, (), slots)
+    values = attention.Packed(cache.key_codec, grown, (), slots)
+    asked, rows = mx.random.normal((1, 8, queries, 64)), mx.random.normal((1, 8, queries, 64))
+    mx.eval(keys.stored, asked, rows, cache.state)
+    bound = PROD.workspace_bytes(variant(PROD, params), part, queries, slots)
+    assert bound < 2**27
+    cache.update_and_fetch(rows, rows)
+    assert peak(cache.state) <= bound
+    assert peak([keys.attend(asked, values, 0.1, "causal")]) <= bound
 
 
 def peak(lazy: Any) -> int:
