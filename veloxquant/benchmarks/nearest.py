@@ -27,6 +27,7 @@ from veloxquant.benchmarks.matching import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from veloxquant.benchmarks.matching import Numbers
     from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
     from veloxquant.benchmarks.sorted_run import Entry, Run
 
@@ -40,6 +41,11 @@ _LITTLE = 0.01
 _Found = tuple[float, float, str, "BenchmarkRecord"]
 """Minus the score, minus the time in seconds, id, record: the least is the best."""
 _Runs = dict[str, "Run"]
+
+
+def version_key(numbers: Numbers) -> Numbers:
+    """A release with its builds, or all its patches: they are worth nearly the same, and are asked one by one."""
+    return (*numbers[:2], min(numbers[2], 1))
 
 
 class Machine(NamedTuple):
@@ -90,8 +96,17 @@ class _Factors:
         numbers, context = version_numbers(asked.mlx_version), asked.context_length
         unnumbered = version_factor(UNKNOWN, asked.mlx_version)
         self.chips = _Memo(lambda chip: chip_factor(chip or UNKNOWN, asked.chip))
-        self.version = numbers or ()
-        self.versions = _Memo(lambda one: unnumbered if not one or numbers is None else numbers_factor(one, numbers))
+        self.version = () if numbers is None else version_key(numbers)
+        self.versions = _Memo(
+            lambda one: (
+                unnumbered
+                if not one or numbers is None
+                else 1.0
+                if one == self.version
+                else numbers_factor(one, numbers)
+            )
+        )
+        self.exact = _Memo(lambda one: version_factor(one, asked.mlx_version))
         self.rows = asked.sequences
         self.sequences = _Memo(lambda count: 1.0 if asked.sequences == UNSTATED else size_factor(count, self.rows))
         self.contexts = _Memo(lambda length: 1.0 if context == UNSTATED else size_factor(length, context))
@@ -102,7 +117,7 @@ class _Factors:
         return sorted((one for one in ranked if one[0] * _ROUNDING >= least), key=lambda one: one[0], reverse=True)
 
     def by_version(self, is_word: bool, machine: Machine) -> Iterator[tuple[float, Run]]:
-        """Versions, the best first."""
+        """Versions by their keys, the best first, with the most that one is worth."""
         if is_word:
             return ((1.0, by_sequences) for _, by_sequences in sorted_run.upwards(machine.versions, ((),)))
         return _outwards(machine.versions, self.version, self.versions)
@@ -212,14 +227,15 @@ class _Search:
             for rows, runs in self.factors.by_sequences(by_sequences):
                 if self.is_over(factor * rows):
                     break
-                self._row(runs, factor, rows)
+                self._row(runs, chip, version, rows)
             self._worst = -max((one[0] for one in self.found.values()), default=-math.inf)
 
-    def _row(self, runs: _Runs, machine: float, rows: float) -> None:
+    def _row(self, runs: _Runs, chip: float, version: float, rows: float) -> None:
         """Those of one machine and number of sequences: into most runs a look at two contexts is enough."""
-        bound = self._asked.factor * machine * rows * _ROUNDING
+        factor = chip * version * rows
+        bound = self._asked.factor * factor * _ROUNDING
         context, least = self._asked.query.context_length, self._asked.threshold
-        for label in self.wanted_at(machine * rows, runs):
+        for label in self.wanted_at(factor, runs):
             now = self.found.get(label)
             enough = least if now is None else -now[0]
             if bound < enough:
@@ -231,28 +247,40 @@ class _Search:
                 is_far_above = at == len(chunk) or chunk[at][0] > context * ratio
                 if is_far_above and (at == 0 or chunk[at - 1][0] * ratio < context):
                     continue
-            self._open(label, run, machine, rows)
+            self._open(label, run, chip, version, rows)
 
-    def _open(self, label: str, run: Run, machine: float, rows: float) -> None:
-        now, context = self.found.get(label), self._asked.query.context_length
-        at_or_above = self._first(sorted_run.upwards(run, (context,)), machine, rows, now)
-        if at_or_above is None or at_or_above[3].context_length != context:
-            now = at_or_above or now
-            at_or_above = self._first(_below(run, context, self._near[0]), machine, rows, now) or at_or_above
-        if at_or_above is not None:
-            self.found[label] = at_or_above
+    def _open(self, label: str, run: Run, chip: float, version: float, rows: float) -> None:
+        context, least = self._asked.query.context_length, self._near[0]
+        before = self.found.get(label)
+        now = before
+        for entries in (sorted_run.upwards(run, (context,)), _below(run, context, least)):
+            now = self._first(entries, chip, version, rows, now)
+        if now is not None and now is not before:
+            self.found[label] = now
             self.missing.discard(label)
-            self._worst = min(self._worst, -at_or_above[0])
+            self._worst = min(self._worst, -now[0])
 
-    def _first(self, entries: Iterator[Entry], machine: float, rows: float, now: _Found | None) -> _Found | None:
-        """The first of these, the nearest first, that is accepted, if it is better than what is there now."""
+    def _first(
+        self, entries: Iterator[Entry], chip: float, version: float, rows: float, now: _Found | None
+    ) -> _Found | None:
+        """The best of these, the nearest first, that is accepted, where it is better than what is there now."""
+        asked, factors = self._asked, self.factors
         for entry in entries:
-            score = self._asked.factor * (machine * self.factors.contexts[entry[0]] * rows)
-            if score < self._asked.threshold or (now is not None and (-score, *entry[1:3]) >= now[:3]):
-                return None
+            context = factors.contexts[entry[0]]
+            most = asked.factor * (chip * version * context * rows) * _ROUNDING
+            if most < asked.threshold or (now is not None and most < -now[0]):
+                break
+            exact = factors.exact[entry[3].mlx_version]
+            score = asked.factor * (chip * exact * context * rows)
+            if score < asked.threshold or (now is not None and (-score, *entry[1:3]) >= now[:3]):
+                if exact == version:
+                    break
+                continue
             if self._accepts(entry[3]):
-                return (-score, *entry[1:4])
-        return None
+                now = (-score, *entry[1:4])
+                if exact == version:
+                    break
+        return now
 
 
 def _below(run: Run, context: int, least: float) -> Iterator[Entry]:

@@ -7,7 +7,7 @@ the same weight bits, and, where the record tells its 16-bit bytes a token, a ca
 
 So there is a level for each: the model, or what it is like; its size; what its records tell of the model (likeness);
 the chip; the MLX version; the sequences; the variant label. What is below these, a run, differs in nothing that is
-scored but the context. `nearest` walks the levels from the best on.
+scored but the context, and the patch of a version. `nearest` walks the levels from the best on.
 """
 
 from __future__ import annotations
@@ -240,14 +240,15 @@ def _entry(record: BenchmarkRecord, paths: tuple[Path, ...]) -> Entry:
 
 def _paths(record: BenchmarkRecord, own: Likeness) -> tuple[Path, ...]:
     kinds: tuple[str, ...]
-    numbers: tuple[int, ...] | None = version_numbers(record.mlx_version)
+    numbers = version_numbers(record.mlx_version)
+    version: tuple[int, ...] = () if numbers is None else nearest.version_key(numbers)
     if numbers is not None:
         kinds = (_NUMBERED,)
     elif known(record.mlx_version):
-        numbers, kinds = (), (_UNNUMBERED, _WORD + record.mlx_version)
+        kinds = (_UNNUMBERED, _WORD + record.mlx_version)
     else:
-        numbers, kinds = (), (_UNNUMBERED,)
-    place = chip_key(record.chip), numbers, record.sequences, record.method
+        kinds = (_UNNUMBERED,)
+    place = chip_key(record.chip), version, record.sequences, record.method
     keys: list[tuple[_Key, float, Likeness]] = [(_own_key(record.model_id), _NO_SIZE, own)]
     if known(record.architecture):
         kin = likeness(own)
