@@ -106,6 +106,14 @@ def test_a_ratio_without_bytes_is_a_ratio_to_the_engines_own_cache() -> None:
     assert candidate(answer, "affine8-g64").memory.stored_bytes == 8192 * 131072 / 4
 
 
+def test_a_ratio_is_one_to_16_bits_in_a_model_of_32() -> None:
+    """Four float32 layers of 8 heads of 128 hold 4 x 8,192 bytes a token, and half in 16 bits; a quarter of that."""
+    wide = model([kv(8, 128, itemsize=4)] * 4, num_parameters=134_515_008)
+    seen = record("affine8-g64", model_id=wide.model_id, memory_reduction=0.25)
+    answer = ask(wide, MACHINE, on_offer=ONE, records=[(0.9, seen)], context_length=8192)
+    assert candidate(answer, "affine8-g64").memory.stored_bytes == 8192 * 4 * 8192 / 2 / 4
+
+
 def test_memory_of_another_model_is_not_taken() -> None:
     """A stand-in may speak for speed, not for bytes: those are traced exactly."""
     seen = record("fp16", model_id="other/Llama-8B", memory_bytes=2 * GIB, latency_ms_per_token=77.0)

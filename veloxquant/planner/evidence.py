@@ -190,12 +190,19 @@ def measured_memory(
 
 
 def _bytes_of(record: BenchmarkRecord, baseline: Shape) -> float | None:
-    """Bytes of one sequence: measured, or the measured ratio times the engine's own cache at that length."""
+    """Bytes of a sequence: measured, or the measured ratio times the engine's own cache at that length in 16 bits."""
     if record.memory_bytes > 0:
         return record.memory_bytes / record.sequences
     if record.memory_reduction is None:
         return None
-    return record.memory_reduction * _traced(record, baseline)[0]
+    return record.memory_reduction * _traced(record, baseline)[0] * _at_16_bits(baseline)
+
+
+def _at_16_bits(own: Shape) -> float:
+    """What the engine's own cache would take with two bytes a number, by what it takes: 0.5 of a float32 model's."""
+    taken = sum(term.layers * term.slot_bytes for term in own.terms)
+    numbers = sum(term.layers * term.part.heads * (term.part.key_width + term.part.value_width) for term in own.terms)
+    return 2 * numbers / taken if taken else 1.0
 
 
 def _tokens(record: BenchmarkRecord) -> int:
