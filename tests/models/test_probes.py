@@ -185,9 +185,10 @@ def test_many_layers_failing_alike_are_not_tried_one_by_one(monkeypatch: pytest.
 
 def test_nothing_is_evaluated(llama_8b: dict[str, Any]) -> None:
     """16 GB of weights and their caches are traced and probed within 64 MiB of MLX memory."""
+    held_by_others = mx.get_active_memory()
     mx.reset_peak_memory()
     assert len(probe(llama_8b).packed) == 32
-    assert mx.get_peak_memory() < 64 * 2**20
+    assert mx.get_peak_memory() - held_by_others < 64 * 2**20
 
 
 def test_a_cache_with_slots_is_probed_like_any_other(tiny: dict[str, Any]) -> None:
