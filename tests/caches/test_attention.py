@@ -178,7 +178,7 @@ def coded(codec: Codec, x: Any, tokens: int) -> Packed:
 def test_a_query_has_the_same_result_to_the_bit_in_any_call(
     codec: Codec, count: int, request: pytest.FixtureRequest
 ) -> None:
-    """Some 10 small blocks or 3 of the usual: one causal call, smaller ones, and alone before later tokens are there."""
+    """9 small blocks or 3 of the usual: one causal call, smaller ones, and alone before later tokens are there."""
     if count < attention.BLOCK_TOKENS:
         request.getfixturevalue("small_blocks")
     q, k, v = arrays(6, 2, count, count)
