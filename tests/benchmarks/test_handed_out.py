@@ -72,7 +72,7 @@ def test_save_refuses_another_id(db: BenchmarkDatabase) -> None:
     db.upsert(record("a"))
     before = on_disk(db)
     db.records["a"].id = "zz"
-    with pytest.raises(RecordInvalid, match="id is 'zz'") as caught:
+    with pytest.raises(RecordInvalid, match="id is 'zz', which is not 'a'") as caught:
         db.save()
     assert (caught.value.field, on_disk(db)) == ("id", before)
     assert "upsert" in caught.value.hint

@@ -347,7 +347,7 @@ def _as_edited(record_id: str, one: BenchmarkRecord) -> BenchmarkRecord:
     own = taken(one)
     if own.id != record_id:
         hint = "upsert() it to store it under the new id, and remove() the old one"
-        raise invalid("id", own.id, f"{record_id}, under which this record is stored", hint)
+        raise invalid("id", own.id, f"{record_id!r}, under which this record is stored", hint)
     encode(own)
     return own
 
