@@ -25,7 +25,7 @@ from veloxquant.benchmarks.matching import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from veloxquant.benchmarks.matching import Numbers
     from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
@@ -163,14 +163,18 @@ def _within_reach(label: str, branches: list[Branch], asked: Asked, factors: _Fa
     """Runs of a label that could reach the threshold."""
     least = asked.threshold / asked.factor
     for chip, is_word, machine in factors.ranked(branches, least):
-        for version, by_sequences in factors.by_version(is_word, machine) if label in machine.labels else ():
-            if chip * version * _ROUNDING < least:
-                break
-            for rows, runs in factors.by_sequences(by_sequences):
-                if chip * version * rows * _ROUNDING < least:
-                    break
-                if label in runs:
-                    yield runs[label]
+        versions = factors.by_version(is_word, machine) if label in machine.labels else ()
+        for factor, by_sequences in _reaching(chip, versions, least):
+            ranked = _reaching(factor, factors.by_sequences(by_sequences), least)
+            yield from (runs[label] for _, runs in ranked if label in runs)
+
+
+def _reaching(factor: float, ranked: Iterable[tuple[float, Any]], least: float) -> Iterator[tuple[float, Any]]:
+    """Those that with this factor are worth the least, with both in one; the ranked ones come best first."""
+    for further, below in ranked:
+        if factor * further * _ROUNDING < least:
+            return
+        yield factor * further, below
 
 
 def best(

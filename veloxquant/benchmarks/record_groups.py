@@ -12,6 +12,7 @@ scored but the context, and the patch of a version. `nearest` walks the levels f
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.benchmarks import nearest, sorted_run
@@ -153,16 +154,22 @@ class RecordGroups:
     def _branches(self, ranges: Iterable[_SizeRange], model: ModelProfile, asked: Asked) -> list[Branch]:
         """What is below the chips of these sizes, without what by its likeness is of another model."""
         word = asked.query.mlx_version
+        kinds = tuple(dict.fromkeys((_NUMBERED, _UNNUMBERED, _WORD + ANY, _WORD + word)))
         alike: dict[Likeness, bool] = {}
         found: list[Branch] = []
-        for key, least, most, is_meant in ranges:
-            for kind in dict.fromkeys((_NUMBERED, _UNNUMBERED, _WORD + ANY, _WORD + word)):
-                for like, machines in _in_range(self.table.get((*key, kind), ()), least, most, is_meant):
-                    if like not in alike:
-                        alike[like] = may_be_like(like, model, asked.near())
-                    if alike[like]:
-                        found += [(chip, kind[: len(_WORD)] == _WORD, machine) for chip, machine in machines.items()]
+        for kind, like, machines in self._of_sizes(ranges, kinds):
+            if like not in alike:
+                alike[like] = may_be_like(like, model, asked.near())
+            if alike[like]:
+                found += [(chip, kind.startswith(_WORD), machine) for chip, machine in machines.items()]
         return found
+
+    def _of_sizes(
+        self, ranges: Iterable[_SizeRange], kinds: tuple[str, ...]
+    ) -> Iterator[tuple[str, Likeness, _Machines]]:
+        for (key, least, most, is_meant), kind in product(ranges, kinds):
+            for like, machines in _in_range(self.table.get((*key, kind), ()), least, most, is_meant):
+                yield kind, like, machines
 
     def _edit(self, path: Path, old: Entry | None, new: Entry | None) -> None:
         sizes = self.table.get(path.key, ())

@@ -52,9 +52,15 @@ class Likeness(NamedTuple):
 
 def own_likeness(record: BenchmarkRecord) -> Likeness:
     """What decides whether it is a namesake."""
-    architecture = _architecture(record.architecture) if known(record.architecture) else ""
-    counted = None if named_parameters(record.model_id) is not None else tagged_parameters(record.tags)
-    return Likeness(architecture, counted or 0.0, *_bytes_a_token(record))
+    said = _said(record.architecture, record.model_id, tuple(record.tags))
+    most, least = _bytes_a_token(record)
+    return said if most is None else Likeness(said[0], said[1], most, least)
+
+
+@lru_cache(maxsize=4096)
+def _said(architecture: str, model_id: str, tags: tuple[str, ...]) -> Likeness:
+    counted = None if named_parameters(model_id) is not None else tagged_parameters(tags)
+    return Likeness(_architecture(architecture) if known(architecture) else "", counted or 0.0)
 
 
 def likeness(own: Likeness) -> Likeness:
@@ -122,7 +128,7 @@ def _bytes_a_token(record: BenchmarkRecord) -> tuple[int | None, int]:
 
 
 def _half_octave(size: float) -> int:
-    return math.floor(2 * math.log2(size))
+    return math.floor(2.0 * math.log2(size))
 
 
 def _edge(half_octave: int) -> float:
@@ -137,6 +143,8 @@ def _is_other_size(counted: float, model: ModelProfile) -> bool:
 
 def stated_tokens(record: BenchmarkRecord) -> int | None:
     """Tokens that were held when the bytes were read, by a "tokens=4608" tag; None where no tag says so."""
+    if not record.tags:
+        return None
     return next((int(found[1]) for tag in sorted(record.tags) if (found := _TOKENS.fullmatch(tag))), None) or None
 
 
