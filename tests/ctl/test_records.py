@@ -100,7 +100,7 @@ def test_import_names_bad_lines_and_keeps_the_good(ctl: Run, store: BenchmarkDat
     for flags, count in ((["--dry-run"], 4), ([], 5)):
         done = ctl("records", "import", str(file), *flags)
         assert done.code == 1
-        assert "line 2: method is None" in done.out
+        assert "line 2: method is missing" in done.out
         assert "line 3: it is not JSON" in done.out
         assert "1 added" in done.out
         assert len(BenchmarkDatabase(store.storage_dir).records) == count
