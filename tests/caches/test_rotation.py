@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from veloxquant.caches import rotation as room
 from veloxquant.caches.rotation import gaussian, process_bytes, rotation, rotation_parts, sketch_parts
 
 
@@ -73,6 +74,7 @@ def test_a_matrix_is_made_once() -> None:
 
 def test_the_bytes_of_all_matrices_are_told() -> None:
     """A new rotation of width 36 adds 4 x 36^2, its parts twice that, a sketch likewise; asked again, none."""
+    room._kept._made.clear()  # full of other tests' matrices, it would drop some of them for these
     before, square, rows = process_bytes(), 4 * 36**2, 4 * 5 * 36
     for _ in range(2):
         rotation_parts(36, 987)
