@@ -118,6 +118,34 @@ def test_an_add_that_fails_at_any_step_leaves_the_store_as_it_was(
     assert db.find(first.id) is not None
 
 
+@pytest.mark.parametrize("after", range(4))
+def test_a_save_without_room_for_all_writes_none(
+    db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Four edits, and the disk takes none, one, two or three of them; the next save takes all."""
+    ids = [db.add("fp16", "m/x", context_length=length).id for length in (1, 2, 3, 4)]
+    db.close()
+    before = contents(db)
+    for record_id in ids:
+        db.records[record_id].source = "edited"
+    left, really = after, folder.write_aside
+
+    def fails_from_there(*words: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(*words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_aside", fails_from_there)
+        with pytest.raises(StoreUnavailable):
+            db.save()
+    assert contents(db) == before
+    db.save()
+    assert {one.source for one in BenchmarkDatabase(db.storage_dir).records.values()} == {"edited"}
+
+
 def test_a_store_full_of_pins_refuses_another_version_and_stays(directory: Path) -> None:
     """What was moved apart for it stands in front again."""
     db = BenchmarkDatabase(directory, limits=Limits(1))

@@ -75,7 +75,8 @@ class BenchmarkDatabase:
 
         Records that cannot be used are set aside (`skipped`). Temporary files of killed writers are deleted, and an
         index that says something else than the records is made again; a directory that cannot be written is only read.
-        It waits for no other process: where one is writing at this moment, both are done a little later.
+        It waits for no other process: where one is writing at this moment, both are done a little later. What a caller
+        changed in a record and has not saved stays as it is, unless its file changed.
         """
         store = self._store
         self._check_folder()
@@ -98,9 +99,10 @@ class BenchmarkDatabase:
     def save(self) -> None:
         """Write every record that was changed in memory, and the index.
 
-        All are checked before the first is written. A record that another process deleted meanwhile stays deleted, one
-        that it replaced stays replaced; files set aside are not touched. Raises RecordInvalid naming the field, also
-        where the id was changed: with another id it is another record, which is for `upsert`.
+        All are checked, and written aside, before the first is put in its place. A record that another process deleted
+        meanwhile stays deleted, one that it replaced stays replaced; files set aside are not touched. Tags are written
+        as they are, a pin that was taken out of them too. Raises RecordInvalid naming the field, also where the id was
+        changed: with another id it is another record, which is for `upsert`.
         """
         store = self._store
         with store.lock.held():
@@ -108,10 +110,10 @@ class BenchmarkDatabase:
                 make_folder(self.records_dir)
             edited = [(record_id, one, _as_edited(record_id, one)) for record_id, one in store.handed.edited()]
             store.refresh()
-            for record_id, one, own in edited:
-                if store.handed.is_held(record_id, one):
-                    store.put(own)
-                    store.handed.keep(record_id, one)
+            edited = [entry for entry in edited if store.handed.is_held(*entry[:2])]
+            store.replace_all([own for _, _, own in edited])
+            for record_id, one, _ in edited:
+                store.handed.keep(record_id, one)
         store.index.flush()
 
     @property
@@ -156,7 +158,10 @@ class BenchmarkDatabase:
         return {method: self._store.handed.of_match(record) for method, record in found.items()}
 
     def record_set(self, threshold: float = THRESHOLD) -> RecordSet:
-        """The records as they are in memory now, frozen, for a planner's snapshot."""
+        """The records as they are in memory now, frozen, for a planner's snapshot.
+
+        They are those that the store works with, for reading only; `find` gives one that may be changed.
+        """
         with self._store.lock.threads():
             return RecordSet.frozen(self._store.grouped, len(self._store.folder.records), threshold)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks import index
@@ -19,7 +19,7 @@ from veloxquant.benchmarks.storage import Signature, drop, list_folder, make_fol
 from veloxquant.errors import StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from veloxquant.benchmarks.adding import Adding
@@ -243,6 +243,19 @@ class Directory:
             self._make_room_for(record, lambda: self.delete(record.id))
         else:
             self.make_room(record, self.limits.after_replacing(bytes_before))
+
+    def replace_all(self, records: Sequence[BenchmarkRecord]) -> None:
+        """Put records in the place of those of their ids; where one of them cannot be written, none is.
+
+        They make room for no more than the bytes that they have more. Raises RecordInvalid, StoreUnavailable.
+        """
+        bytes_before = self.folder.total_bytes
+        with ExitStack() as aside:
+            for written in [aside.enter_context(self._writing(record)) for record in records]:
+                self._place(written, flush=False)
+        if records:
+            self.folder.flush()
+            self.make_room(records[-1], self.limits.after_replacing(bytes_before))
 
     def add(self, adding: Adding) -> None:
         """Carry out what `adding` says, all of it or nothing, and keep the bounds. Raises as `put` does.

@@ -88,7 +88,9 @@ class HandedOut:
         if held is None:
             return None
         pair = self._pairs.get(record_id)
-        if pair is None or pair[0] is not held:
+        if pair is None:
+            pair = self._pairs.setdefault(record_id, (held, copied(held)))  # a match may hand one out at this moment
+        if pair[0] is not held:
             pair = self._pairs[record_id] = held, copied(held)
         return pair[1]
 
