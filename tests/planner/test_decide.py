@@ -128,7 +128,11 @@ def test_fineness_does_not_buy_twice_the_time() -> None:
     assert ask(
         llama_8b(), ROOMY, on_offer=offers(fine, quick), context_length=8192, objective="quality"
     ).chosen.label == ("fine")
-    assert ask(llama_8b(), ROOMY, on_offer=offers(fine), context_length=8192).chosen.label == "fine"
+    alone = ask(llama_8b(), ROOMY, on_offer=offers(fine), context_length=8192)
+    assert alone.chosen.label == "fine"
+    told = {note.code: note.text for note in alone.warnings}["slower_than_engine"]
+    assert told.startswith("fine takes 2 times as long for a token as the engine's own cache would")
+    assert "slower_than_engine" not in codes(ask(llama_8b(), ROOMY, context_length=8192).warnings)
 
 
 def test_a_slow_variant_is_behind_a_quick_one_above_the_floor_and_ahead_of_a_broken_one() -> None:

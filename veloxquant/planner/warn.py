@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.hardware import chips
-from veloxquant.planner.decide import below_soft_floor, is_slow, misses_latency, straddles, tied
+from veloxquant.planner.decide import SLOW, below_soft_floor, is_slow, misses_latency, straddles, tied
 from veloxquant.planner.largest import fits
 from veloxquant.planner.memory import footprint
 from veloxquant.planner.quality import floor_for
@@ -77,6 +77,12 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
             f"{_at_the_asked_step(setting, chosen)}"
         )
         yield Note(code="prefill_step_reduced", text=text, value=chosen.sizing.step)
+    if chosen.slowdown > SLOW:
+        text = (
+            f"{chosen.label} takes {chosen.slowdown:.2g} times as long for a token as the engine's own cache would at "
+            f"this length ({speed.evidence.source})"
+        )
+        yield Note(code="slower_than_engine", text=text, value=round(chosen.slowdown, 2))
     if straddles(chosen):
         text = f"the estimate {speed.low:.3g} to {speed.high:.3g} ms a token straddles max_latency_ms"
         yield Note(code="latency_straddles_ceiling", text=text, value=speed.high)
