@@ -35,7 +35,7 @@ demo: $(DEMO) $(SMOLLM2_WHEEL)  ## the whole product on a real language model, i
 	@$(BIN)/python bench/demo.py --wheel $(SMOLLM2_WHEEL) --cache $(CACHE)
 
 test: lint types $(SMOLLM2_WHEEL)  ## everything CI runs: lint, types, import contracts, all tests
-	@VELOXQUANT_SMOLLM2_WHEEL="$(CURDIR)/$(SMOLLM2_WHEEL)" VELOXQUANT_NO_SKIP=1 $(BIN)/python -m pytest
+	@VELOXQUANT_SMOLLM2_WHEEL="$(CURDIR)/$(SMOLLM2_WHEEL)" VELOXQUANT_NO_SKIP=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(TEST)  ## ruff (rules and format) and the import contracts
 	@$(BIN)/ruff check .
