@@ -57,7 +57,7 @@ def test_a_baseline_of_32_bits_is_told(tiny: SimpleNamespace, types: tuple[str, 
 
 
 def test_without_the_engines_own_cache_there_is_no_ratio(tiny: SimpleNamespace) -> None:
-    """Nothing is compared with a figure of another session."""
+    """Nothing is compared with a figure of another comparison."""
     found = compared(tiny, "affine4-g64")
     (only,) = found.runs
     assert (

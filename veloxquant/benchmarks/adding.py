@@ -1,7 +1,7 @@
 """Where a new measurement goes: in front under its fingerprint, and one of another MLX version that stood there apart.
 
-Of one MLX version the newest stays, and the pin stays with the version. Two versions that read alike as parts of a file
-name have ids of their own.
+Of one MLX version the newest stays, and the pin stays with the version. Where another measurement has the id that
+names the version, what goes apart gets one that it shares with nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _id_apart(front: BenchmarkRecord, find: Find) -> str:
 
 
 def _ids_apart(record: BenchmarkRecord) -> tuple[str, str]:
-    """The one that names the version, and, as two versions may read alike in it, one that only that version has."""
+    """The one that names the version, and one for where somebody else has that."""
     digest = hashlib.sha1(record.mlx_version.encode(), usedforsecurity=False).hexdigest()[:_DIGEST_DIGITS]
     return version_id(record.id, record.mlx_version), f"{record.id[:_MAX_ID_STEM]}-mlx{digest}"
 

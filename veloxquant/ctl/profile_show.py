@@ -19,7 +19,7 @@ _RIGHT = (1, 2, 3, 4, 5, 6, 7)
 HEAD = ("METHOD", "RESIDENT", "OF FP16", "OF K+V", "PEAK", "MLX PEAK", "MS/TOKEN", "TOK/S", "TEXT")
 
 _LEGEND = (
-    "OF FP16: of what fp16 held in this session, its numbers as wide as they are.",
+    "OF FP16: of what fp16 held in the same comparison, its numbers as wide as they are.",
     "OF K+V: of all K and V given, in 16 bits. Speed: not profiled.",
 )
 

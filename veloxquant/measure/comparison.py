@@ -55,7 +55,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def baseline(self) -> Run | None:
-        """The engine's own cache in this session, None where it was not run or failed."""
+        """The engine's own cache in the same comparison, None where it was not run or failed."""
         return next((one for one in self.runs if one.label == ENGINE_OWN), None)
 
     @property
@@ -68,13 +68,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def fp16_cache_bytes(self) -> int | None:
         """What the engine's own cache takes with 16 bits a number of K and V, unused slots included.
 
-        That of this session, where it keeps none in float32; recurrent states stay as they are. None without one.
+        Of the same comparison, where it keeps none in float32; recurrent states stay as they are. None without one.
         """
         base = self.baseline
         return None if base is None else base.resident_bytes - base.float32_kv_bytes // 2
 
     def ratio_to_fp16_run(self, one: Run) -> float | None:
-        """Resident bytes over those of the engine's own cache in this session; None without a baseline."""
+        """Resident bytes over those of the engine's own cache in the same comparison; None without a baseline."""
         base = self.baseline
         return None if base is None else _ratio(one.resident_bytes, base.resident_bytes)
 
