@@ -36,6 +36,9 @@ class AffineCodec:
             message = f"groups of {self.group} do not divide the width {self.width}"
             raise MethodRefused(message, hint=hint, field="group")
 
+    tokens = 1
+    """Each token is a slot of its own."""
+
     @property
     def space(self) -> int:
         """The width."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 Arrays = tuple[Any, ...]
-"""mx.arrays of shape (batch, heads, tokens, ...); the same number for each call of one codec."""
+"""mx.arrays of shape (batch, heads, slots, ...); the same number for each call of one codec."""
 
 
 class Codec(Protocol):
@@ -24,6 +24,10 @@ class Codec(Protocol):
     def space(self) -> int:
         """Numbers in a ready query, a mixed value and a vector unpacked for them; the width for most codecs."""
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of one slot: 1 for most codecs. With more, whole groups of so many tokens are encoded, never less."""
+
     def describe(self) -> dict[str, int | float | str]:
         """Name and parameters, from which `codecs.make` builds an equal codec in another process."""
 
@@ -31,7 +35,10 @@ class Codec(Protocol):
         """Arrays of one cache that do not grow, from its first token (batch, heads, 1, width); () for most codecs."""
 
     def encode(self, x: Any, fixed: Arrays) -> Arrays:
-        """(batch, heads, tokens, width) -> what is stored, each token by itself; scales take the dtype of x."""
+        """(batch, heads, tokens, width) -> what is stored, each slot by itself; scales take the dtype of x.
+
+        Slots are counted along axis 2 of every array.
+        """
 
     def decode(self, stored: Arrays, fixed: Arrays, dtype: Any) -> Any:
         """What is stored -> (batch, heads, tokens, width) in `dtype`."""

@@ -29,6 +29,9 @@ class FloatCodec:
             known = ", ".join(DTYPES)
             raise InvalidParams(f"no such float format: {quoted(self.dtype)}", hint=f"use {known}", field="dtype")
 
+    tokens = 1
+    """Each token is a slot of its own."""
+
     @property
     def space(self) -> int:
         """The width."""

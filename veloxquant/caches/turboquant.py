@@ -45,6 +45,9 @@ class _TurboQuant:
     outlier_bits: int | None
     outlier_channels: int
 
+    tokens = 1
+    """Each token is a slot of its own."""
+
     @property
     def space(self) -> int:
         """Coordinates of rotated space with its padding, and rows of a sketch, of both groups of channels."""
