@@ -106,6 +106,10 @@ def test_impossible_bits_are_refused(simple: Any, what: str, bits: Any) -> None:
         ({"fixed_bytes": 10**5000}, "fixed_bytes"),
         ({"slot_step": 0}, "slot_step"),
         ({"slot_step": 2**17}, "slot_step"),
+        ({"slots": -1}, r"slots\(\) returned -1, not 0 to 65537 after 1 tokens"),
+        ({"slots": 64.0}, r"slots\(\) returned 64.0"),
+        ({"slots": True}, r"slots\(\) returned True"),
+        ({"slots": 2**17}, r"slots\(\) returned 131072, not 0 to 65537"),
         ({"unpack_cost": -1.0}, "unpack_cost"),
         ({"unpack_cost": math.nan}, "unpack_cost"),
         ({"unpack_bytes": -1.0}, "unpack_bytes"),
@@ -138,6 +142,22 @@ def test_a_wider_source_number_never_stores_less(simple: Any) -> None:
 
     with pytest.raises(MethodRefused, match="stores less for 32-bit"):
         check_figures(Falling(), [V])
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        (lambda tokens: None if tokens < 1000 else 1024, "at some lengths and returns None at others"),
+        (lambda tokens: 4096 if tokens < 1000 else 1024, "fewer slots for more tokens"),
+    ],
+)
+def test_slots_are_counted_at_all_lengths_and_never_fall(simple: Any, slots: Any, message: str) -> None:
+    """A longer context never stores less; a bounded cache stays at its bound."""
+    inner = type("Inner", (simple,), {"slots": lambda *asked: slots(asked[-1])})()
+    with pytest.raises(MethodRefused, match=message):
+        check_figures(inner, [V])
+    bounded = type("Inner", (simple,), {"slots": lambda *asked: min(asked[-1], 512)})()
+    check_figures(bounded, [V])
 
 
 def test_a_method_that_forgets_what_it_said_is_refused(simple: Any) -> None:

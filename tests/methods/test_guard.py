@@ -33,6 +33,7 @@ def test_a_sound_method_passes_through(simple: Any) -> None:
     assert method.refuses(variant, PART) is None
     assert method.key_bits(variant, PART) == method.value_bits(variant, PART) == 8.0
     assert (method.fixed_bytes(variant, PART), method.slot_step(variant, PART)) == (0, 256)
+    assert (method.slots(variant, PART, 300), method.layer_params(variant, [], None)) == (None, None)
     assert method.quality_prior(variant).kl_mean == 0.01
     assert (method.unpack_cost(variant), method.engine_settings(variant)) == (0.0, None)
     assert method.unpack_bytes(variant) == 0.0

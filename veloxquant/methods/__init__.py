@@ -2,9 +2,22 @@
 
 import pluggy
 
-from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
+from veloxquant.methods.method import LayerPlace, LayerSpec, Method, Param, Parameter, QualityPrior, Variant
+from veloxquant.profiles.calibration import Calibration, LayerSensitivity
 from veloxquant.profiles.model import CachePart
 
 hookimpl = pluggy.HookimplMarker("veloxquant")
 
-__all__ = ["CachePart", "LayerSpec", "Method", "Param", "Parameter", "QualityPrior", "Variant", "hookimpl"]
+__all__ = [
+    "CachePart",
+    "Calibration",
+    "LayerPlace",
+    "LayerSensitivity",
+    "LayerSpec",
+    "Method",
+    "Param",
+    "Parameter",
+    "QualityPrior",
+    "Variant",
+    "hookimpl",
+]

@@ -25,6 +25,8 @@ REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
 WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)
 """Head widths of published models; 576 is DeepSeek's latent with its rope key."""
 ITEM_SIZES = (2, 4)
+LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4095, 4096, 4097, 2**17, 2**27)
+"""Tokens of a sequence, up to the longest that may be planned for; round numbers and their neighbours."""
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
@@ -33,7 +35,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 _STANDALONE = ("append_key", "append_value", "append", "attend", "memory_bytes", "__len__")
 _FLAGS = ("batchable", "trimmable", "drops_tokens", "fused_attention")
-_TEXTS = ("name", "version", "summary", "paper")
+_TEXTS = ("name", "version", "summary", "paper", "idea", "keeps")
 _ATTRIBUTES: dict[str, type] = dict.fromkeys(_FLAGS, bool) | dict.fromkeys(_TEXTS, str)
 
 
@@ -45,6 +47,8 @@ class Figures(NamedTuple):
     value_bits: float = 0.0
     fixed_bytes: int = 0
     slot_step: int = 1
+    slots: tuple[int | None, ...] = ()
+    """After each of LENGTHS."""
 
 
 def check_returned(returned: Any) -> tuple[Method, ...]:
@@ -143,6 +147,7 @@ def figures(method: Method, variant: Variant, part: CachePart) -> Figures:
         check_bits(method, variant, "value_bits", method.value_bits(variant, part)),
         check_bytes(method, variant, "fixed_bytes", method.fixed_bytes(variant, part)),
         check_slot_step(method, variant, method.slot_step(variant, part)),
+        _check_growth(method, variant, [method.slots(variant, part, tokens) for tokens in LENGTHS]),
     )
 
 
@@ -179,6 +184,14 @@ def check_slot_step(method: Method, variant: Variant, step: Any) -> int:
     if type(step) is not int or not 1 <= step <= MAX_SLOT_STEP:
         raise _wrong(f"{method.name} {variant.label}: slot_step() returned {quoted(step)}, not 1 to {MAX_SLOT_STEP}")
     return step
+
+
+def check_slots(method: Method, variant: Variant, tokens: int, slots: Any) -> int | None:
+    """None, or whole slots: not negative, and no more than a growing buffer could have beside the tokens."""
+    if slots is not None and (type(slots) is not int or not 0 <= slots <= tokens + MAX_SLOT_STEP):
+        most = f"0 to {tokens + MAX_SLOT_STEP} after {tokens} tokens"
+        raise _wrong(f"{method.name} {variant.label}: slots() returned {quoted(slots)}, not {most}")
+    return slots
 
 
 def check_prior(method: Method, variant: Variant, prior: Any) -> QualityPrior:
@@ -253,6 +266,17 @@ def _check_params(what: str, params: Any) -> None:
     for key, value in params.items():
         if not isinstance(value, str | bool) and not _is_number(value):
             raise _wrong(f"{what}: {key} is {quoted(value)}; whole and finite numbers, words and flags are taken")
+
+
+def _check_growth(method: Method, variant: Variant, answers: Sequence[Any]) -> tuple[int | None, ...]:
+    """What `slots` says after each of LENGTHS: all or none, and never fewer with more tokens."""
+    found = tuple(check_slots(method, variant, *pair) for pair in zip(LENGTHS, answers, strict=True))
+    counted = [slots for slots in found if slots is not None]
+    if counted and len(counted) < len(found):
+        raise _wrong(f"{method.name} {variant.label}: slots() counts at some lengths and returns None at others")
+    if counted != sorted(counted):
+        raise _wrong(f"{method.name} {variant.label}: slots() returned fewer slots for more tokens")
+    return found
 
 
 def _figures_twice(method: Method, variant: Variant, part: CachePart) -> Figures:

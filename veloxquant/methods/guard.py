@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from veloxquant.errors import MethodRefused, VeloxError
 from veloxquant.methods import checks
 from veloxquant.methods.fence import reason_of
-from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
+from veloxquant.methods.method import LayerPlace, LayerSpec, Method, Param, Parameter, QualityPrior, Variant
+from veloxquant.methods.per_layer import NOT_CALIBRATED, check_layer_params
 from veloxquant.methods.timed import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from veloxquant.profiles.calibration import Calibration
     from veloxquant.profiles.model import CachePart
 
 SLOW_S = 0.005
@@ -51,6 +53,7 @@ class Guarded(Method):
     ) -> None:
         self.name, self.version, self.summary, self.paper = inner.name, inner.version, inner.summary, inner.paper
         self.batchable, self.trimmable = inner.batchable, inner.trimmable
+        self.idea, self.keeps = inner.idea, inner.keeps
         self.drops_tokens, self.fused_attention = inner.drops_tokens, inner.fused_attention
         self.tripped: str | None = None
         self._inner = inner
@@ -105,6 +108,26 @@ class Guarded(Method):
         """Checked. Raises MethodRefused."""
         return self._ask("slot_step", lambda a: checks.check_slot_step(self, variant, a), variant, part)
 
+    def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
+        """Checked. Raises MethodRefused."""
+        return self._ask("slots", lambda a: checks.check_slots(self, variant, tokens, a), variant, part, tokens)
+
+    def layer_params(
+        self, variant: Variant, places: Sequence[LayerPlace], calibration: Calibration | None
+    ) -> Sequence[Mapping[str, Param]] | None:
+        """Checked. Raises MethodRefused; one that the method itself raises names the calibration and fences nothing."""
+        asked = tuple(places)
+
+        def check(said: Any) -> Sequence[Mapping[str, Param]] | MethodRefused | None:
+            return said if isinstance(said, MethodRefused) else check_layer_params(self, variant, asked, said)
+
+        answer = self._ask("layer_params", check, variant, asked, calibration)
+        if isinstance(answer, MethodRefused):
+            raise MethodRefused(
+                answer.message, hint=answer.hint or "calibrate this model", field=NOT_CALIBRATED
+            ) from answer
+        return answer
+
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """Checked. Raises MethodRefused."""
         return self._ask("quality_prior", lambda a: checks.check_prior(self, variant, a), variant)
@@ -138,19 +161,26 @@ class Guarded(Method):
         if self.tripped is not None:
             raise _refused(self.tripped)
         if self._trusted:
-            return self._fenced(what, lambda: check(getattr(self._inner, what)(variant, *rest)))
+            return self._fenced(what, lambda: check(self._said(what, variant, *rest)))
         question = (what, variant.label, *variant.params.items(), *rest)
         if question in self._answers:
             return self._answers[question]  # type: ignore[no-any-return]
         began = time.perf_counter()
-        answer = self._fenced(
-            what, lambda: within(LIMIT_S, "it", lambda: check(getattr(self._inner, what)(variant, *rest)))
-        )
+        answer = self._fenced(what, lambda: within(LIMIT_S, "it", lambda: check(self._said(what, variant, *rest))))
         if len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
         self._answers[question] = answer
         self._time(what, time.perf_counter() - began)
         return answer
+
+    def _said(self, what: str, *question: Any) -> Any:
+        """The method's own answer; that it cannot choose parameters for layers is one, and no failure."""
+        try:
+            return getattr(self._inner, what)(*question)
+        except MethodRefused as error:
+            if what != "layer_params":
+                raise
+            return error
 
     def _fenced(self, what: str, ask: Callable[[], _Answer]) -> _Answer:
         try:

@@ -7,12 +7,15 @@ The planning half is called by a long-running daemon: it must not import mlx, do
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from veloxquant.errors import MethodRefused
 from veloxquant.profiles.model import CachePart
+
+if TYPE_CHECKING:
+    from veloxquant.profiles.calibration import Calibration
 
 Param = int | float | str | bool
 
@@ -56,6 +59,18 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     part: CachePart
 
 
+class LayerPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One packed layer among all of them, as `layer_params` is told of it."""
+
+    index: int
+    """Its place in the engine's cache list."""
+    order: int
+    """Its place among the packed layers, from 0."""
+    count: int
+    """Packed layers."""
+    part: CachePart
+
+
 class Method:
     """A way to keep K and V. Subclass, set the class attributes, override what differs.
 
@@ -68,6 +83,10 @@ class Method:
     summary: str = ""
     paper: str = ""
     """arXiv id or address; empty for an engine's own format."""
+    idea: str = ""
+    """One sentence: why it works."""
+    keeps: str = ""
+    """One sentence: what stays in full precision, beside what is packed."""
     batchable: bool = False
     """Its caches can be merged into one batch and stay packed."""
     trimmable: bool = True
@@ -117,6 +136,26 @@ class Method:
     def slot_step(self, variant: Variant, part: CachePart) -> int:
         """Slots the buffers grow by; 1 for a cache without slack. Growth follows the engine's rule (docs/engine.md)."""
         return part.step
+
+    def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
+        """Slots of the growing part that are held after `tokens` tokens of one sequence, however they were cut up.
+
+        Never fewer with more tokens. None: growth follows the engine's rule with `slot_step`, which depends on the
+        calls. Stored bytes of one sequence are slots x bytes of a slot + `fixed_bytes`, exactly; sinks, rings and
+        whatever else does not grow is `fixed_bytes`.
+        """
+        return None
+
+    def layer_params(
+        self, variant: Variant, places: Sequence[LayerPlace], calibration: Calibration | None
+    ) -> Sequence[Mapping[str, Param]] | None:
+        """Parameters that differ from layer to layer: one mapping for each packed layer; None: all are alike.
+
+        Everything else is then asked, and built, with `variant` whose `params` have the layer's mapping on top.
+        Raises MethodRefused where it needs a calibration and this one, or none, does not serve; the hint says how to
+        get one.
+        """
+        return None
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """What the author claims about quality, with a source."""
