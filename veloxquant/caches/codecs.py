@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.float_codec import FloatCodec
+from veloxquant.caches.per_channel import PerChannelCodec
+from veloxquant.caches.rotated import described
 from veloxquant.caches.turboquant import TurboQuantMSE, TurboQuantProd
 from veloxquant.errors import InvalidParams, quoted
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 _CODECS: Mapping[str, Callable[..., Any]] = {
     "float": FloatCodec,
     "affine": AffineCodec,
+    "per_channel": PerChannelCodec,
+    "rotated": described,
     "turboquant_mse": TurboQuantMSE,
     "turboquant_prod": TurboQuantProd,
 }
