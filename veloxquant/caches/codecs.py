@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.per_channel import PerChannelCodec
+from veloxquant.caches.refit import RefitAffineCodec
 from veloxquant.caches.rotated import described
+from veloxquant.caches.symmetric import SymmetricCodec
 from veloxquant.caches.turboquant import TurboQuantMSE, TurboQuantProd
 from veloxquant.errors import InvalidParams, quoted
 
@@ -21,6 +23,8 @@ _CODECS: Mapping[str, Callable[..., Any]] = {
     "float": FloatCodec,
     "affine": AffineCodec,
     "per_channel": PerChannelCodec,
+    "affine_refit": RefitAffineCodec,
+    "symmetric": SymmetricCodec,
     "rotated": described,
     "turboquant_mse": TurboQuantMSE,
     "turboquant_prod": TurboQuantProd,
