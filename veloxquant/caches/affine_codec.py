@@ -17,6 +17,10 @@ BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 """What mx.quantize takes."""
 
+MANY_ROWS = 32
+"""From so many rows on what is stored is unpacked once and multiplied as floats: on the CPU backend the kernel that
+reads packed numbers unpacks them for each row."""
+
 
 @dataclass(frozen=True)
 class AffineCodec:
@@ -38,6 +42,8 @@ class AffineCodec:
 
     tokens = 1
     """Each token is a slot of its own."""
+    native = True
+    """Products with a few rows read what is stored; more rows unpack it first (`MANY_ROWS`)."""
 
     @property
     def space(self) -> int:
@@ -79,5 +85,8 @@ class AffineCodec:
 
     def _product(self, rows: Any, stored: Arrays, *, transpose: bool) -> Any:
         packed, scales, biases = stored
+        if rows.shape[-2] >= MANY_ROWS:
+            unpacked = self.decode(stored, (), mx.float32)
+            return rows @ (unpacked.swapaxes(-1, -2) if transpose else unpacked)
         wide = (scales.astype(mx.float32), biases.astype(mx.float32))
         return mx.quantized_matmul(rows, packed, *wide, transpose=transpose, group_size=self.group, bits=self.bits)

@@ -31,6 +31,8 @@ class FloatCodec:
 
     tokens = 1
     """Each token is a slot of its own."""
+    native = True
+    """Nothing is unpacked."""
 
     @property
     def space(self) -> int:

@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from veloxquant.caches.affine_codec import BITS, GROUPS
+from veloxquant.caches.affine_codec import BITS, GROUPS, MANY_ROWS
 from veloxquant.caches.limits import WIDEST, one_of, whole
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
     from veloxquant.caches.codec import Arrays
-
-MANY_ROWS = 32
-"""From so many query rows on a group is unpacked once and multiplied as floats: a kernel that reads packed numbers
-unpacks them for each row on the CPU backend."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class PerChannelCodec:
     group: int = 64
 
     native = True
-    """Products read what is stored."""
+    """Products with a few rows read what is stored."""
 
     def __post_init__(self) -> None:
         whole(self.width, "width", 1, WIDEST)

@@ -1,0 +1,197 @@
+"""A cache that keeps sinks and recent tokens as they come and packs what lies between, group by group.
+
+Which token is in which tier is a matter of its position and of how many there are (`tiered_layout`), never of how a
+prompt was cut: 40 tokens in one call leave the same arrays as 40 calls. Keys may so be packed in groups along tokens
+(KIVI, arXiv 2402.02750), which no single token could be; the first tokens draw attention in every head and are kept
+(2309.17453).
+
+Arrays have the shape (batch, KV heads, slots, ...). Sinks and ring are allocated whole at the first token; the ring's
+slots hold the newest token of their residue, so it always has the last `layout.ring` tokens. Packed buffers grow in
+steps of whole groups. In a call of several tokens the earlier of them are gone from the ring by its end, so attention
+gets them, and what the ring held before, as a row of columns in order; it lives as long as the call.
+
+A group that was packed cannot become what it was, so there is no going back: `is_trimmable` is False, and mlx-lm
+refuses speculative decoding before the first token.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from veloxquant.caches import registration
+from veloxquant.caches.engine import cache_module
+from veloxquant.caches.float_codec import FloatCodec
+from veloxquant.caches.tiered_attention import Tiered
+from veloxquant.caches.tiered_layout import Layout
+from veloxquant.caches.tiered_part import Part
+from veloxquant.caches.tiered_sight import Sight
+from veloxquant.errors import MethodRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.caches.codec import Codec
+
+LAYOUT = 1
+"""Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
+
+GROUP = 64
+"""Tokens that are packed at a time where neither codec asks for groups."""
+
+
+class TieredKVCache:
+    """K and V of one layer in three tiers. Raises EngineUnavailable where mlx-lm cannot serve it.
+
+    `sinks` and `recent` are tokens, `recent` a multiple of the group; the recent codecs, one slot a token, are floats
+    in the model's format where they are not given; `step` is tokens that packed buffers grow by, whole groups.
+    """
+
+    bits = group_size = "codec"
+    """mlx-lm takes a cache with `bits` for a packed one; no number, so that nothing else can compute with them."""
+
+    def __init__(
+        self,
+        key_codec: Codec,
+        value_codec: Codec,
+        *,
+        sinks: int = 4,
+        recent: int = 64,
+        recent_key_codec: Codec | None = None,
+        recent_value_codec: Codec | None = None,
+        step: int | None = None,
+    ) -> None:
+        registration.register()
+        group = max(key_codec.tokens, value_codec.tokens)
+        self.layout = Layout.checked(sinks, recent, GROUP if group == 1 else group, step)
+        self.key_part = Part(key_codec, recent_key_codec or FloatCodec(key_codec.width))
+        self.value_part = Part(value_codec, recent_value_codec or FloatCodec(value_codec.width))
+        self.offset = 0
+        """Tokens held."""
+        self._last = 0
+        """Tokens of the last call."""
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Tiered, Tiered]:
+        """Take new tokens, arrays of shape (batch, KV heads, tokens, width), and return what attention takes.
+
+        Raises MethodRefused for arrays of other widths, or of another batch or count of heads than what is held.
+        """
+        self._check(keys, values)
+        before, self._last = self.offset, keys.shape[2]
+        if before == 0:
+            self.key_part.allocate(keys, self.layout)
+            self.value_part.allocate(values, self.layout)
+        columns = self.key_part.write(keys, before, self.layout), self.value_part.write(values, before, self.layout)
+        self.offset = before + self._last
+        start = None if self._last == 1 else (self.layout.sinks + self.layout.packed(before),)
+        return self._handles(columns, start)
+
+    def keys_and_values(self) -> tuple[Tiered, Tiered]:
+        """What attention takes after a call of one token; models whose layers share K and V ask for it.
+
+        Raises MethodRefused after a call of more: the earlier of its tokens are gone from the ring by now.
+        """
+        if self._last > 1:
+            raise MethodRefused(
+                "a cache in tiers gives what a call of several tokens saw once, and other layers ask for it too",
+                hint="keep the engine's cache in layers that share K and V",
+            )
+        return self._handles((tuple(self.key_part.recent), tuple(self.value_part.recent)), None)
+
+    def _handles(self, columns: Sequence[Any], start: tuple[int] | None) -> tuple[Tiered, Tiered]:
+        counted = int(columns[0][0].shape[2]) if columns[0] else 0
+        sight = Sight(self.layout, (self.offset - self._last,), (self.offset,), start, counted)
+        parts = self.key_part, self.value_part
+        keys, values = (Tiered(part.tier(held), sight) for part, held in zip(parts, columns, strict=True))
+        return keys, values
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """All that makes the cache, for `mx.eval`, saving and loading: arrays, then whole numbers, then a text."""
+        parts = {"keys": self.key_part, "values": self.value_part}
+        text = {
+            name: {"codec": part.codec.describe(), "recent": part.recent_codec.describe()}
+            for name, part in parts.items()
+        }
+        described = json.dumps({"layout": LAYOUT, "tiers": list(self.layout), **text}, sort_keys=True)
+        return (*self.key_part.arrays, *self.value_part.arrays, self.offset, self._last, described)
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        """Raises MethodRefused for a state that is not one of ours."""
+        *arrays, offset, last, text = state
+        described = json.loads(text)
+        if len(arrays) != 10 or described.get("layout") != LAYOUT:  # noqa: PLR2004 -- five of each part
+            raise MethodRefused(
+                f"the saved cache has layout {described.get('layout')} and this version reads {LAYOUT}",
+                hint="make the prompt cache again",
+            )
+        self.layout = Layout(*described["tiers"])
+        self.key_part, self.value_part = _part(described["keys"]), _part(described["values"])
+        # Copies of the references: writing to an array would otherwise write to the cache that the state came from.
+        held = [[copy.copy(array) for array in group] if group else [] for group in arrays]
+        self.key_part.restore(held[:5])
+        self.value_part.restore(held[5:])
+        self.offset, self._last = int(offset), int(last)
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> TieredKVCache:
+        """A cache from a saved state (mlx_lm's load_prompt_cache)."""
+        registration.register()
+        cache = cls.__new__(cls)
+        cache.state = state
+        return cache
+
+    def make_mask(self, *args: Any, **options: Any) -> Any:
+        """The engine's own mask for the next tokens: None, "causal" or an array."""
+        return cache_module().create_attention_mask(*args, offset=self.offset, **options)
+
+    def is_trimmable(self) -> bool:
+        """Never: mlx-lm asks once, on an empty cache, and rewinds later, when tokens may have been packed since."""
+        return False
+
+    def trim(self, n: int) -> int:
+        """Nothing for n < 1. Raises MethodRefused for more: packed tokens cannot become what they were."""
+        if n < 1:
+            return 0
+        raise MethodRefused(
+            f"a cache in tiers cannot forget its last {n} tokens: what was packed cannot become what it was",
+            hint="keep a copy from before, or choose a method that is trimmable",
+        )
+
+    def size(self) -> int:
+        """Tokens held."""
+        return self.offset
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return not self.offset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays held, slack included."""
+        groups = (*self.key_part.arrays, *self.value_part.arrays)
+        return sum(int(array.nbytes) for group in groups for array in group)
+
+    def _check(self, keys: Any, values: Any) -> None:
+        if not keys.shape[2]:
+            raise MethodRefused("a call without tokens", hint="call the model with at least one token")
+        for what, array, part in (("keys", keys, self.key_part), ("values", values, self.value_part)):
+            if array.shape[-1] != part.codec.width:
+                raise MethodRefused(
+                    f"{what} of width {array.shape[-1]} for a cache of width {part.codec.width}",
+                    hint="plan for this model",
+                )
+        held = self.key_part.recent
+        if held and tuple(held[0].shape[:2]) != tuple(keys.shape[:2]):
+            raise MethodRefused(
+                f"(batch, KV heads) = {tuple(keys.shape[:2])} for a cache that holds {tuple(held[0].shape[:2])}",
+                hint="use a fresh cache for each request",
+            )
+
+
+def _part(described: dict[str, Any]) -> Part:
+    from veloxquant.caches import codecs
+
+    return Part(codecs.make(described["codec"]), codecs.make(described["recent"]))

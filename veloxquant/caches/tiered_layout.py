@@ -1,0 +1,53 @@
+"""Which token of a sequence is in which tier: sinks, packed groups, a ring of recent tokens. Whole numbers only.
+
+With S sinks, R recent tokens and groups of G, a sequence of L tokens has the first S in the sink tier, then
+G x max(0, (L - S - R) // G) packed ones, and the rest in a ring of R + G slots, token p in slot (p - S) mod (R + G).
+So the last R tokens at least are never packed, and what is packed is a function of L alone.
+
+A query at position t sees what it would have seen had the prompt ended with it: everything up to S + packed(t + 1)
+packed, and the rest as the ring holds it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from veloxquant.errors import InvalidParams
+
+_MOST = 2**20
+
+
+class Layout(NamedTuple):
+    """Sizes of the tiers, in tokens."""
+
+    sinks: int
+    recent: int
+    group: int
+    step: int
+    """Packed buffers grow by it."""
+
+    @classmethod
+    def checked(cls, sinks: int, recent: int, group: int, step: int | None) -> Layout:
+        """Raises InvalidParams for sizes that are none, or no whole groups."""
+        step = group if step is None else step
+        for name, value, unit in (("sinks", sinks, 1), ("recent", recent, group), ("step", step, group)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST or value % unit:
+                wanted = f"a multiple of {unit}" if unit > 1 else "a whole number"
+                message = f"{name} must be {wanted} from 0 to {_MOST}, not {value!r}"
+                raise InvalidParams(message, hint=f"give {name} as {wanted}", field=name)
+        if not step:
+            raise InvalidParams("packed buffers cannot grow by 0", hint=f"give step as {group}", field="step")
+        return cls(sinks, recent, group, step)
+
+    @property
+    def ring(self) -> int:
+        """Slots of the ring."""
+        return self.recent + self.group
+
+    def packed(self, tokens: int) -> int:
+        """Tokens of a sequence of `tokens` that are packed."""
+        return max(0, (tokens - self.sinks - self.recent) // self.group) * self.group
+
+    def capacity(self, tokens: int) -> int:
+        """Tokens that the packed buffers of a sequence of `tokens` have room for."""
+        return -(-self.packed(tokens) // self.step) * self.step

@@ -1,0 +1,148 @@
+"""Keys or values of one layer in tiers, and how tokens are written where every row has as many of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from veloxquant.caches.tiered_attention import Tier
+from veloxquant.errors import MethodRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.caches.codec import Arrays, Codec
+    from veloxquant.caches.tiered_layout import Layout
+
+ENCODE_NUMBERS = 2**19
+"""Most numbers of one sequence that are packed at a time: 2 MiB in float32, and a codec has some such arrays."""
+
+
+class Part:
+    """The arrays of three tiers and the codecs that they are made by. Every list is empty before the first token."""
+
+    def __init__(self, codec: Codec, recent_codec: Codec) -> None:
+        if recent_codec.tokens != 1 or recent_codec.width != codec.width:
+            raise MethodRefused("the recent tier needs a codec of one token a slot and of the same width")
+        self.codec, self.recent_codec = codec, recent_codec
+        self.sinks: list[Any] = []
+        """One array (batch, KV heads, S, width), or none without sinks."""
+        self.recent: list[Any] = []
+        """What the recent codec stores, slots of the ring along axis 2."""
+        self.packed: list[Any] = []
+        """What the codec stores; empty before the first group too."""
+        self.fixed: Arrays = ()
+        self.recent_fixed: Arrays = ()
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All that is held, in the order of the saved state."""
+        return tuple(self.sinks), tuple(self.recent), tuple(self.packed), tuple(self.fixed), tuple(self.recent_fixed)
+
+    def restore(self, arrays: Sequence[Any]) -> None:
+        """From `arrays`. A saved file has a mapping in the place of an empty list."""
+        held = [list(group) if group else [] for group in arrays]
+        self.sinks, self.recent, self.packed = held[:3]
+        self.fixed, self.recent_fixed = tuple(held[3]), tuple(held[4])
+
+    def allocate(self, x: Any, layout: Layout) -> None:
+        """Sinks and ring, empty, for tokens such as x (batch, KV heads, tokens, width)."""
+        first = x[:, :, :1]
+        self.fixed, self.recent_fixed = self.codec.start(first), self.recent_codec.start(first)
+        batch, heads, _, width = x.shape
+        self.sinks = [mx.zeros((batch, heads, layout.sinks, width), dtype=x.dtype)] if layout.sinks else []
+        self.recent = [
+            mx.zeros((*new.shape[:2], layout.ring, *new.shape[3:]), dtype=new.dtype)
+            for new in self.recent_codec.encode(first, self.recent_fixed)
+        ]
+
+    def write(self, x: Any, before: int, layout: Layout) -> Arrays:
+        """Tokens after the `before` first; the recent columns that attention of this call needs (`columns_from`)."""
+        tokens = x.shape[2]
+        early = max(0, min(layout.sinks - before, tokens))
+        if early:
+            self.sinks[0][:, :, before : before + early] = x[:, :, :early]
+        new = self.recent_codec.encode(x[:, :, early:], self.recent_fixed) if early < tokens else ()
+        at = max(0, before - layout.sinks)
+        if tokens == 1:
+            self._write_ring(new, at, layout.ring)
+            columns, first = self.recent, layout.packed(before) % layout.ring
+        else:
+            columns, first = self._columns(new, layout.packed(before), at, layout.ring), 0
+            self._write_ring(new, at, layout.ring)
+        self._pack(columns, first, x.dtype, before, tokens, layout)
+        return tuple(columns)
+
+    def tier(self, columns: Arrays) -> Tier:
+        """As attention takes it."""
+        sinks = self.sinks[0] if self.sinks else None
+        return Tier(self.codec, tuple(self.packed), self.fixed, self.recent_codec, columns, self.recent_fixed, sinks)
+
+    def _columns(self, new: Arrays, start: int, at: int, ring: int) -> list[Any]:
+        """Ring tokens start ... at - 1, counted from S on, then the new ones, in order."""
+        pieces = [tuple(array[:, :, first:stop] for array in self.recent) for first, stop in _slots(start, at, ring)]
+        pieces = [*pieces, new] if new else pieces
+        if not pieces:
+            return [array[:, :, :0] for array in self.recent]
+        return [mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True)]
+
+    def _write_ring(self, new: Arrays, at: int, ring: int) -> None:
+        """Tokens at, at + 1, ... counted from S on; of more than the ring has slots, the last."""
+        if not new:
+            return
+        end = at + new[0].shape[2]
+        first = max(at, end - ring)
+        done = first - at
+        for low, high in _slots(first, end, ring):
+            for buffer, array in zip(self.recent, new, strict=True):
+                buffer[:, :, low:high] = array[:, :, done : done + high - low]
+            done += high - low
+
+    def _pack(self, columns: list[Any], first: int, dtype: Any, before: int, tokens: int, layout: Layout) -> None:
+        """The groups that are complete by now, from the recent columns on from `first`."""
+        start, end = layout.packed(before), layout.packed(before + tokens)
+        if start == end:
+            return
+        held = tuple(array[:, :, first : first + end - start] for array in columns)
+        coded = _packed(self.codec, self.fixed, self.recent_codec, held, self.recent_fixed, dtype, layout.group)
+        room = layout.capacity(before + tokens) // self.codec.tokens
+        self.packed = stored(self.packed, coded, start // self.codec.tokens, room)
+
+
+def stored(buffers: Sequence[Any], coded: Arrays, start: int, room: int) -> list[Any]:
+    """Buffers of `room` slots (axis 2) that hold `coded` from slot `start` on; written in place where they are long."""
+    if buffers and buffers[0].shape[2] == room:
+        for buffer, new in zip(buffers, coded, strict=True):
+            buffer[:, :, start : start + new.shape[2]] = new
+        return list(buffers)
+    slack = room - start - coded[0].shape[2]
+    pieces = [[old[:, :, :start], new] if buffers else [new] for old, new in zip(buffers or coded, coded, strict=True)]
+    for piece in pieces:
+        shape = piece[-1].shape
+        piece.extend([mx.zeros((*shape[:2], slack, *shape[3:]), dtype=piece[-1].dtype)] if slack else [])
+    return [piece[0] if len(piece) == 1 else mx.concatenate(piece, axis=2) for piece in pieces]
+
+
+def _slots(start: int, stop: int, ring: int) -> list[tuple[int, int]]:
+    """The ring's slots of tokens start ... stop - 1, at most `ring` of them, as one or two runs."""
+    if start >= stop:
+        return []
+    low, high = start % ring, start % ring + stop - start
+    return [(low, high)] if high <= ring else [(low, ring), (0, high - ring)]
+
+
+def _packed(
+    codec: Codec, fixed: Arrays, recent_codec: Codec, held: Arrays, recent_fixed: Arrays, dtype: Any, group: int
+) -> Arrays:
+    """Whole groups, one piece after the other: lazy pieces would all be computed together."""
+    _, heads, tokens = held[0].shape[:3]
+    size = max(1, ENCODE_NUMBERS // (heads * max(codec.width, codec.space) * group)) * group
+    pieces: list[Arrays] = []
+    for start in range(0, tokens, size):
+        piece = [array[:, :, start : start + size] for array in held]
+        piece = mx.depends(piece, list(pieces[-1])) if pieces else piece
+        pieces.append(codec.encode(recent_codec.decode(tuple(piece), recent_fixed, dtype), fixed))
+    if len(pieces) == 1:
+        return pieces[0]
+    return tuple(mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True))

@@ -1,0 +1,158 @@
+"""Which query of a call sees which token, where K and V are in tiers and rows have lengths of their own.
+
+A query at position t of a row has a boundary b = S + packed(t + 1) (`tiered_layout`) and a limit: t + 1 under a causal
+mask, else the length of its row. It sees sinks p < limit, packed tokens p < b, and recent columns of b <= p < limit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from veloxquant.caches.tiered_layout import Layout
+
+
+class Sight(NamedTuple):
+    """Positions of one call. Each tuple has a number for each row, or one for all rows where they are equal."""
+
+    layout: Layout
+    firsts: tuple[int, ...]
+    """Position of the call's first query; negative where padding on the left is."""
+    lengths: tuple[int, ...]
+    """Tokens held, those of the call counted."""
+    starts: tuple[int, ...] | None
+    """Recent columns are in order from this position on; None: they are the ring's slots."""
+    columns: int
+    """Recent columns."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self.lengths)
+
+    def boundaries(self, first: int, stop: int) -> tuple[int, int]:
+        """Packed tokens seen by the queries first ... stop - 1: least and greatest over rows."""
+        packed = self.layout.packed
+        held = packed(self.longest)
+        seen = [min(held, packed(row + at)) for row in self.firsts for at in (first + 1, stop)]
+        return min(seen), max(seen)
+
+    def recent(self, first: int, stop: int, *, causal: bool) -> tuple[int, int]:
+        """Recent columns that the queries first ... stop - 1 of some row may see: first and last + 1."""
+        if self.starts is None:
+            return 0, self.columns
+        sinks, packed = self.layout.sinks, self.layout.packed
+        spans = list(zip(self.firsts, self.starts, strict=True))
+        low = min(sinks + packed(row + first + 1) - start for row, start in spans)
+        high = max(row + stop - start for row, start in spans) if causal else self.columns
+        return max(0, min(low, self.columns)), max(0, min(high, self.columns))
+
+    def places(self, first: int, stop: int) -> Any:
+        """Positions of the recent columns first ... stop - 1: (rows or 1, columns); below S where nothing is."""
+        columns = mx.arange(first, stop)
+        if self.starts is not None:
+            return _column(self.starts) + columns
+        last = _column([length - 1 - self.layout.sinks for length in self.lengths])
+        return last - mx.remainder(last - columns, self.layout.ring) + self.layout.sinks
+
+    def seen_from(self, first: int, stop: int) -> Any:
+        """Where the packed tokens end for each query: (rows or 1, queries, 1)."""
+        sinks, recent, group, _ = self.layout
+        positions = _column(self.firsts) + mx.arange(first, stop)
+        return (mx.maximum(positions + (1 - sinks - recent), 0) // group * group + sinks)[..., None]
+
+    def limits(self, first: int, stop: int, *, causal: bool) -> Any:
+        """One more than the last position that each query sees: (rows or 1, queries or 1, 1)."""
+        if causal:
+            return (_column(self.firsts) + mx.arange(first + 1, stop + 1))[..., None]
+        return _column(self.lengths)[..., None]
+
+    def least_limit(self, first: int, *, causal: bool) -> int:
+        """The least of the limits."""
+        return min(self.firsts) + first + 1 if causal else min(self.lengths)
+
+
+class Hiding:
+    """A mask as mlx-lm gives it, over absolute positions, together with who sees what."""
+
+    def __init__(self, mask: Any, heads: int, count: int, groups: int, sight: Sight) -> None:
+        if heads % groups:
+            raise ValueError(f"{heads} query heads over {groups} KV heads: not a multiple")
+        if isinstance(mask, str) and mask != "causal":
+            raise ValueError(f"the mask {mask!r} is not known")
+        self.sight, self.count = sight, count
+        self.causal = isinstance(mask, str)
+        self._array = None if mask is None or self.causal else _grouped(mask, heads, count, groups, sight.longest)
+
+    def sinks(self, scores: Any, rows: tuple[int, int]) -> Any:
+        """Scores (rows, KV heads, queries a KV head x n, sinks) with what is hidden at -inf."""
+        columns = scores.shape[-1]
+        scores = self._masked(scores, rows, slice(0, columns))
+        if self.sight.least_limit(rows[0], causal=self.causal) >= columns:
+            return scores
+        return _where(mx.arange(columns) < self.sight.limits(*rows, causal=self.causal), scores, rows)
+
+    def packed(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
+        """As `sinks`, for packed tokens counted from the first packed one."""
+        sinks = self.sight.layout.sinks
+        scores = self._masked(scores, rows, slice(sinks + columns[0], sinks + columns[1]))
+        if self.sight.boundaries(*rows)[0] >= columns[1]:
+            return scores
+        return _where(mx.arange(*columns) + sinks < self.sight.seen_from(*rows), scores, rows)
+
+    def recent(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
+        """As `sinks`, for some of the recent columns."""
+        places = self.sight.places(*columns)
+        scores = self._masked(scores, rows, mx.clip(places, 0, self.sight.longest - 1))
+        places = places[:, None]
+        seen = (places >= self.sight.seen_from(*rows)) & (places < self.sight.limits(*rows, causal=self.causal))
+        return _where(seen, scores, rows)
+
+    def _masked(self, scores: Any, rows: tuple[int, int], places: Any) -> Any:
+        """With the array on them; `places` is a slice, or positions (rows or 1, columns)."""
+        if self._array is None:
+            return scores
+        mask = self._array if self._array.shape[-2] == 1 else self._array[..., slice(*rows), :]
+        if mask.shape[-1] > 1:
+            mask = mask[..., places] if isinstance(places, slice) else _taken(mask, places)
+        apart = _apart(scores, rows)
+        least = mx.finfo(mx.float32).min
+        if mask.dtype == mx.bool_:  # a finite number, as mlx-lm does: a query that sees nothing gets a mean
+            return mx.where(mask, apart, least).reshape(scores.shape)
+        mask = mx.maximum(mask.astype(mx.float32) * math.log2(math.e), least)  # scores are for powers of 2
+        return (apart + mask).reshape(scores.shape)
+
+
+def _grouped(mask: Any, heads: int, count: int, groups: int, tokens: int) -> Any:
+    """(rows or 1, KV heads or 1, queries a KV head or 1, n or 1, tokens or 1)."""
+    shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    _, given, rows, columns = shape
+    if given not in (1, heads) or rows not in (1, count) or columns not in (1, tokens):
+        raise ValueError(f"a mask of shape {mask.shape} for {heads} x {count} x {tokens} scores")
+    apart = (groups, heads // groups) if given == heads else (1, 1)
+    return mask.reshape(shape[0], *apart, rows, columns)
+
+
+def _taken(mask: Any, places: Any) -> Any:
+    """Columns of a mask at other places in each row."""
+    if places.shape[0] == 1:
+        return mx.take(mask, places[0], axis=-1)
+    mask = mx.broadcast_to(mask, (places.shape[0], *mask.shape[1:]))
+    return mx.take_along_axis(mask, places[:, None, None, None], axis=-1)
+
+
+def _apart(scores: Any, rows: tuple[int, int]) -> Any:
+    """(rows, KV heads, queries a KV head, n, columns)."""
+    return scores.reshape(*scores.shape[:2], -1, rows[1] - rows[0], scores.shape[-1])
+
+
+def _where(seen: Any, scores: Any, rows: tuple[int, int]) -> Any:
+    """-inf where `seen`, (rows or 1, queries or 1, columns), is False."""
+    return mx.where(seen[:, None, None], _apart(scores, rows), -mx.inf).reshape(scores.shape)
+
+
+def _column(numbers: Any) -> Any:
+    return mx.array(numbers, dtype=mx.int32)[:, None]
