@@ -45,6 +45,15 @@ def for_layer(variant: Variant, params: Mapping[str, Param]) -> Variant:
     )
 
 
+def refused_by_layer(
+    method: Method, variant: Variant, parts: Mapping[int, CachePart], chosen: Sequence[Mapping[str, Param]]
+) -> dict[int, tuple[str, str]]:
+    """(reason code, sentence) of each layer that the method refuses under its own parameters. Raises MethodError."""
+    asked = ((index, for_layer(variant, params)) for index, params in zip(sorted(parts), chosen, strict=bool(chosen)))
+    answers = ((index, method.refuses(own, parts[index])) for index, own in asked)
+    return {index: answer for index, answer in answers if answer is not None}
+
+
 def check_layer_params(
     method: Method, variant: Variant, places: Sequence[LayerPlace], answer: Any
 ) -> Sequence[Mapping[str, Param]] | None:

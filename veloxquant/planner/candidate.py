@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant.planner.memory import slots_held, whole_bytes_per_token
+from veloxquant.planner.memory import whole_bytes_per_token
 from veloxquant.planner.result import CACHE_CONFIG_SCHEMA, Candidate, Fit, Memory, MemoryTerm
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from veloxquant.planner.memory import Term
     from veloxquant.planner.option import Option
     from veloxquant.planner.result import Speed
@@ -51,7 +53,7 @@ def _memory(option: Option) -> Memory:
 
 def _term(option: Option, term: Term) -> MemoryTerm:
     workload = option.setting.workload
-    slots = slots_held(term, workload.context_length, workload.generation_length, option.sizing.step)
+    slots = term.slots(workload.context_length, workload.generation_length, option.sizing.step).held
     return MemoryTerm(
         layers=term.layers,
         packed=term.packed,
@@ -63,8 +65,15 @@ def _term(option: Option, term: Term) -> MemoryTerm:
         value_bits=term.value_bits,
         slots=slots,
         fixed_bytes=term.fixed_bytes,
+        params={} if term.reader is None else _own_params(option, term.reader.variant.params),
         bytes=round(term.layers * (slots * term.slot_bytes + term.fixed_bytes)),
     )
+
+
+def _own_params(option: Option, params: Mapping[str, Any]) -> dict[str, Any]:
+    """What these layers have in the place of, or beside, the variant's own parameters."""
+    shared = option.offer.variant.params
+    return {name: value for name, value in sorted(params.items()) if name not in shared or shared[name] != value}
 
 
 def _fit(option: Option) -> Fit:
@@ -97,7 +106,7 @@ def _over_all_slots(option: Option) -> str:
 
 
 def _cache_config(option: Option) -> dict[str, Any]:
-    return {
+    config: dict[str, Any] = {
         "schema": CACHE_CONFIG_SCHEMA,
         "method": option.offer.method.name,
         "label": option.label,
@@ -107,6 +116,9 @@ def _cache_config(option: Option) -> dict[str, Any]:
         "packed_shapes": _packed_shapes(option),
         "prefill_step_size": option.sizing.step,
     }
+    if option.layout.layer_params:
+        config["layer_params"] = [dict(sorted(params)) for params in option.layout.layer_params]
+    return config
 
 
 def _packed_shapes(option: Option) -> list[list[int]]:

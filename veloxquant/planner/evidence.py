@@ -16,7 +16,7 @@ from veloxquant.benchmarks.matching import chip_factor, size_factor, version_num
 from veloxquant.benchmarks.model_name import model_key
 from veloxquant.benchmarks.same_model import stated_tokens
 from veloxquant.benchmarks.validation import MAX_REDUCTION
-from veloxquant.planner.memory import Measured, bytes_per_token, footprint
+from veloxquant.planner.memory import Measured, bytes_per_token, load
 from veloxquant.planner.result import Evidence, Note
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ def measured_memory(
     sized = [(one, size) for one in sizing if one.same_model and (size := _bytes_of(one.record, baseline))]
     # Longest first, best first of equals: of records too near to each other to give a slope the longest is kept.
     for one, size in sorted(sized, key=lambda pair: -pair[0].context):
-        stored, fixed = _traced(one.record, shape)
-        growth = stored - fixed
+        stored, growth = _traced(one.record, shape)
+        fixed = stored - growth
         if not used or growth * _APART <= used[-1].growth > growth:
             used.append(_Weighed(growth, size, one))
     if not used:
@@ -219,11 +219,11 @@ def _tokens(record: BenchmarkRecord) -> int:
 
 
 def _traced(record: BenchmarkRecord, shape: Shape) -> tuple[float, float]:
-    """(stored, fixed) bytes of one sequence by the arithmetic, at the record's own length."""
+    """(stored, what of it depends on the length) of one sequence, by the arithmetic at the record's own length."""
     tokens = _tokens(record)
     context = min(record.context_length, tokens)
-    held = footprint(shape, context, tokens - context, record.workload.prefill_step_size)
-    return held.stored / shape.sequences, held.fixed / shape.sequences
+    held = load(shape, context, tokens - context, record.workload.prefill_step_size)
+    return held.stored, held.growth
 
 
 def _sighting(

@@ -70,15 +70,17 @@ def engine_facts(setting: Setting) -> dict[str, Any]:
 
 
 def plan_id(setting: Setting, snapshot: Snapshot) -> str:
-    """16 hex digits of SHA-256 over the request, the resolved machine and the snapshot's generation."""
+    """16 hex digits of SHA-256 over the request, the resolved machine, the calibration and the generation."""
     request = setting.request
-    asked = (
+    asked: tuple[object, ...] = (
         model_digest(setting.model),
         setting.workload,
         setting.hardware,
         (request.engine_version, request.memory_budget_bytes, request.methods),
         (snapshot.generation, snapshot.reserve_bytes),
     )
+    if setting.calibration is not None:
+        asked += (setting.calibration,)
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:_ID_DIGITS]
 
 

@@ -12,13 +12,18 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import MethodError
+from veloxquant.methods.method import Param
+from veloxquant.methods.per_layer import NOT_CALIBRATED, layer_params, refused_by_layer
+from veloxquant.planner.growth import Reader
 from veloxquant.planner.result import Layers
 from veloxquant.profiles.model import ENGINE_OWN, CachePart
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from veloxquant.planner.result import Reason
     from veloxquant.planner.snapshot import Offer
-    from veloxquant.profiles import CacheLayer, ModelProfile, Probe
+    from veloxquant.profiles import CacheLayer, Calibration, ModelProfile, Probe
 
 
 class _Cause(NamedTuple):
@@ -67,13 +72,21 @@ _PART_KINDS = {
     "state": _PartKind("a recurrent state", "recurrent"),
 }
 
-Counted = tuple[CachePart, int]
-"""A cache part and how many layers hold one like it."""
+Own = tuple[tuple[str, Param], ...]
+"""A layer's own parameters beside the variant's, by name."""
 
 
-@dataclass(frozen=True)
+class Counted(NamedTuple):
+    """A cache part, how many layers hold one like it, and what their parameters are where layers differ."""
+
+    part: CachePart
+    layers: int
+    params: Own = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """What each layer's cache is under one variant; identical parts are counted, not repeated."""
+    """What each layer's cache is under one variant; identical parts are counted, not repeated. Equal to itself."""
 
     packed: tuple[Counted, ...]
     kept: tuple[Counted, ...]
@@ -82,6 +95,8 @@ class Layout:
     proven: bool
     """The real model was called with these caches, or nothing is replaced."""
     kept_reasons: frozenset[str] = frozenset()
+    layer_params: tuple[Own, ...] = ()
+    """Of each of packed_layers in order; () where all have the variant's own."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +115,49 @@ class _Kept(NamedTuple):
     detail: str
 
 
-def lay_out(model: ModelProfile, offer: Offer) -> Layout | Refusal:
-    """The layout of one variant on this model, or why there is none."""
+def lay_out(model: ModelProfile, offer: Offer, calibration: Calibration | None = None) -> Layout | Refusal:
+    """The layout of one variant on this model, or why there is none. The same object for the same question."""
     if offer.method.name == ENGINE_OWN:
         return engine_own(model)
-    probe = model.probe(offer.variant.label)
-    return _unproven(model, offer) if probe is None else _probed(model, probe)
+    return _laid_out(model, Reader(offer.method, offer.variant), calibration)
+
+
+@lru_cache(maxsize=1024)
+def _laid_out(model: ModelProfile, reader: Reader, calibration: Calibration | None) -> Layout | Refusal:
+    probe = model.probe(reader.variant.label)
+    if probe is None or probe.untried:
+        layout, tried = _unproven(model, reader), None
+    else:
+        layout, tried = _probed(model, probe), probe.layer_params
+    return layout if isinstance(layout, Refusal) else _by_layer(model, layout, reader, calibration, tried)
+
+
+def _by_layer(
+    model: ModelProfile, layout: Layout, reader: Reader, calibration: Calibration | None, tried: tuple[Own, ...] | None
+) -> Layout | Refusal:
+    """The layout with each packed layer's own parameters; proven where `tried`, those of the trace, are the same."""
+    packed = {index: part for index in layout.packed_layers if (part := model.layers[index].packable) is not None}
+    try:
+        chosen = layer_params(reader.method, reader.variant, packed, calibration)
+        refused = refused_by_layer(reader.method, reader.variant, packed, chosen)
+    except MethodError as error:
+        if error.field != NOT_CALIBRATED:
+            return Refusal("quarantined", error.message)
+        return Refusal("not_calibrated", f"{error.message}: {error.hint}" if error.hint else error.message)
+    if refused:
+        kept = tuple((index, _refusal(*answer)) for index, answer in refused.items())
+        return _nothing_packed(kept)
+    own = tuple(tuple(sorted(params.items())) for params in chosen)
+    if own == (tried or ()):
+        return layout if not own else replace(layout, packed=_counted(packed, own), layer_params=own)
+    return replace(layout, packed=_counted(packed, own), layer_params=own, proven=False)
+
+
+def _counted(packed: Mapping[int, CachePart], own: tuple[Own, ...]) -> tuple[Counted, ...]:
+    """Layers that are alike in their part and in their own parameters, counted."""
+    each = own or ((),) * len(packed)
+    alike = Counter((packed[index], params) for index, params in zip(sorted(packed), each, strict=True))
+    return tuple(Counted(part, count, params) for (part, params), count in alike.items())
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +168,6 @@ def engine_own(model: ModelProfile) -> Layout:
     return replace(_layout(model, (), kept, proven=True), kept_reasons=frozenset())
 
 
-@lru_cache(maxsize=1024)
 def _probed(model: ModelProfile, probe: Probe) -> Layout | Refusal:
     inside = {layer.index: _inside(layer) for layer in model.layers if len(layer.parts) > 1}
     kept = tuple((k.index, _kept(k.reason, k.detail or inside.get(k.index, ""))) for k in probe.kept)
@@ -135,12 +186,12 @@ def _kept(word: str, detail: str) -> _Kept:
     return _Kept(word, _cause(word).reason, detail)
 
 
-def _unproven(model: ModelProfile, offer: Offer) -> Layout | Refusal:
+def _unproven(model: ModelProfile, reader: Reader) -> Layout | Refusal:
     packed: list[int] = []
     kept: list[tuple[int, _Kept]] = []
     for alike, indices in _alike(model):
         part = alike.packable
-        answer = _structural(alike) if part is None or part.latent else _ask(offer, part)
+        answer = _structural(alike) if part is None or part.latent else _ask(reader, part)
         if answer is None:
             packed += indices
         else:
@@ -157,14 +208,16 @@ def _alike(model: ModelProfile) -> tuple[tuple[CacheLayer, tuple[int, ...]], ...
     return tuple((layers[0], tuple(layer.index for layer in layers)) for layers in found.values())
 
 
-def _ask(offer: Offer, part: CachePart) -> _Kept | None:
+def _ask(reader: Reader, part: CachePart) -> _Kept | None:
     try:
-        refusal = offer.method.refuses(offer.variant, part)
+        refusal = reader.method.refuses(reader.variant, part)
     except MethodError as error:
         return _kept("engine_error", error.message)
-    if refusal is None:
-        return None
-    code, sentence = refusal
+    return None if refusal is None else _refusal(*refusal)
+
+
+def _refusal(code: str, sentence: str) -> _Kept:
+    """A layer that the method itself refuses."""
     if code == "width_not_divisible":
         return _kept("width", sentence)
     if code == "quarantined":
@@ -213,7 +266,6 @@ def _kind(layer: CacheLayer) -> str:
     return "latent" if part.latent else "composite"
 
 
-@lru_cache(maxsize=1024)
 def _layout(
     model: ModelProfile, packed: tuple[int, ...], kept: tuple[tuple[int, _Kept], ...], *, proven: bool
 ) -> Layout:
@@ -237,8 +289,8 @@ def _layout(
         reasons={word: _sentence(word, reasons[word], details[word]) for word in sorted(reasons)},
     )
     return Layout(
-        packed=tuple(parts[True].items()),
-        kept=tuple(parts[False].items()),
+        packed=tuple(Counted(*pair) for pair in parts[True].items()),
+        kept=tuple(Counted(*pair) for pair in parts[False].items()),
         packed_layers=tuple(sorted(packed)),
         layers=layers,
         proven=proven,

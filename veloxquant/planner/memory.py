@@ -1,25 +1,24 @@
 """Bytes of one variant's caches: stored at the end, the most alive at once, the largest single buffer.
 
 Stored bytes of one sequence = sum over parts of slots x bytes of one slot + what does not grow. Slots come from
-`profiles.slots` (the engine's own growth rules, slack included); bytes of one slot = heads x (key_bits x key_width +
-value_bits x value_width) / 8. The peak adds, for the worst layer and moment, the old buffer alive beside the new one at
-a growth step, or the score matrix and the temporary copies of an attention that makes them, and what windows hold in
-prefill.
+`planner.growth` (the engine's own growth rules or a method's count, slack included); bytes of one slot = heads x
+(key_bits x key_width + value_bits x value_width) / 8. The peak adds, for the worst layer and moment, the old buffer
+alive beside the new one at a growth step, or the score matrix and the temporary copies of an attention that makes them,
+and what windows hold in prefill.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from veloxquant.profiles import slots
+from veloxquant.methods.per_layer import for_layer
+from veloxquant.planner.growth import Reader, Slots, by_calls, by_length, pace, schedule
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
-    from veloxquant.methods import Method, Variant
-    from veloxquant.planner.layout import Layout
+    from veloxquant.planner.layout import Counted, Layout
     from veloxquant.planner.snapshot import Offer
     from veloxquant.profiles import CachePart, ModelProfile
 
@@ -30,22 +29,8 @@ _EXACT_DIGITS = 6
 """What a division leaves beyond them is not a part of a byte."""
 
 
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """A method that reads what it stored. Equal to itself under the same label, so that sizes can be remembered."""
-
-    method: Method
-    variant: Variant
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reader) and (self.method, self.variant.label) == (other.method, other.variant.label)
-
-    def __hash__(self) -> int:
-        return hash((id(self.method), self.variant.label))
-
-
 class Term(NamedTuple):
-    """`layers` identical cache parts under one variant. Bits are stored bits a number, scales included."""
+    """`layers` cache parts that are alike, parameters included. Bits are stored bits a number, scales included."""
 
     part: CachePart
     layers: int
@@ -62,11 +47,29 @@ class Term(NamedTuple):
 
     reader: Reader | None
     """Whose attention reads it, None for the engine's own."""
+    pace: float
+    """Slots that each further token adds in the long run."""
+    counts: bool
+    """The method counts its own slots."""
 
     @property
     def grows(self) -> bool:
-        """Every token adds a slot."""
+        """What is held depends on the length, and not on a window."""
         return self.part.kind in ("kv", "concat")
+
+    def slots(self, context: int, generation: int, step: int) -> Slots:
+        """Of one sequence after prefill of `context` tokens in chunks of `step` and decode of `generation` tokens."""
+        if self.counts and self.reader is not None:
+            return by_length(self.reader, self.part, context + generation)
+        return by_calls(self.part, self.step, schedule(context, generation, step))
+
+    def read(self, tokens: int) -> int:
+        """Tokens whose K and V attention reads, of `tokens`; not slack."""
+        if self.counts and self.reader is not None:
+            return min(tokens, by_length(self.reader, self.part, tokens).held)
+        if self.part.kind == "state":
+            return 0
+        return min(self.part.window, tokens) if self.part.kind in ("window", "chunked") else tokens
 
 
 class Shape(NamedTuple):
@@ -134,8 +137,8 @@ class Measured:
 def shape_of(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequences: int, batch: int) -> Shape:
     """Coefficients of one variant; `offer` None means the engine's own caches. Raises MethodError from the method."""
     own = offer is None or offer.method.name == ENGINE_OWN
-    packed = () if offer is None else tuple(_packed_term(offer, part, count) for part, count in layout.packed)
-    kept = tuple(_engine_term(part, count) for part, count in layout.kept)
+    packed = () if offer is None else tuple(_packed_term(offer, one) for one in layout.packed)
+    kept = tuple(_engine_term(one.part, one.layers) for one in layout.kept)
     fused = own or offer is None or offer.method.fused_attention
     scored = [t.part for t in packed if not fused]
     scored += [t.part for t in kept if t.part.kind != "state" and not model.fused_attention]
@@ -149,13 +152,16 @@ def shape_of(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequen
     )
 
 
-def _packed_term(offer: Offer, part: CachePart, count: int) -> Term:
-    method, variant = offer.method, offer.variant
+def _packed_term(offer: Offer, alike: Counted) -> Term:
+    method, part = offer.method, alike.part
+    variant = for_layer(offer.variant, dict(alike.params))
+    reader = Reader(method, variant)
+    in_the_long_run = pace(reader, part)
     key_bits, value_bits = method.key_bits(variant, part), method.value_bits(variant, part)
     key, value = part.heads * key_bits * part.key_width / 8, part.heads * value_bits * part.value_width / 8
     return Term(
         part=part,
-        layers=count,
+        layers=alike.layers,
         packed=True,
         key_bits=key_bits,
         value_bits=value_bits,
@@ -163,7 +169,9 @@ def _packed_term(offer: Offer, part: CachePart, count: int) -> Term:
         array_bytes=max(key, value),
         step=method.slot_step(variant, part),
         fixed_bytes=method.fixed_bytes(variant, part),
-        reader=Reader(method, variant),
+        reader=reader,
+        pace=1 if in_the_long_run is None else in_the_long_run,
+        counts=in_the_long_run is not None,
     )
 
 
@@ -180,6 +188,8 @@ def _engine_term(part: CachePart, count: int) -> Term:
         step=part.step,
         fixed_bytes=part.state_bytes,
         reader=None,
+        pace=1 if part.kind in ("kv", "concat") else 0,
+        counts=False,
     )
 
 
@@ -193,7 +203,10 @@ class Load(NamedTuple):
 
     step: int
     stored: float
+    growth: float
+    """Of it, what depends on the length and not on a window: what a measurement is held against."""
     fixed: float
+    """Of it, what no further token adds to once windows, and a method's bounded memory, are full."""
     window_extra: float
     """What windows hold in prefill beyond what they keep."""
     transient: float
@@ -204,27 +217,28 @@ class Load(NamedTuple):
 
 def load(shape: Shape, context: int, generation: int, step: int, measured: Measured | None = None) -> Load:
     """One sequence after prefill of `context` tokens in chunks of `step` and decode of `generation` tokens."""
-    runs = _schedule(context, generation, step)
     stored: float = 0
+    growth: float = 0
     fixed: float = 0
     window_extra: float = 0
     transient: float = 0
     buffer: float = 0
     for term in shape.terms:
-        slots_of = _slots(term.part, term.step, runs)
+        slots_of = term.slots(context, generation, step)
         grown = term.layers * slots_of.held * term.slot_bytes
         constant = term.layers * term.fixed_bytes
         stored += grown + constant
-        fixed += constant if term.grows else grown + constant
+        growth += grown if term.grows else 0
+        fixed += constant if term.pace else grown + constant
         window_extra += term.layers * (slots_of.most - slots_of.held) * term.slot_bytes
         transient = max(transient, slots_of.old * term.slot_bytes)
         buffer = max(buffer, slots_of.most * term.array_bytes, term.fixed_bytes)
     if measured is not None:
-        traced, stored = stored, measured.stored(stored - fixed)
+        traced, stored = stored, measured.stored(growth)
         # What is larger than the arithmetic says is copied at its own size when it grows.
         larger = max(1.0, stored / traced) if traced else 1.0
         transient, buffer = transient * larger, buffer * larger
-    return Load(step, stored, fixed, window_extra, transient, buffer)
+    return Load(step, stored, growth, fixed, window_extra, transient, buffer)
 
 
 def held_by(shape: Shape, one: Load, context: int, generation: int) -> Footprint:
@@ -262,46 +276,13 @@ def footprint(shape: Shape, context: int, generation: int, step: int, measured: 
 
 def bytes_per_token(shape: Shape, measured: Measured | None = None) -> float:
     """Growth with one more token of one sequence once windows are full, slack left out."""
-    traced = float(sum(term.layers * term.slot_bytes for term in shape.terms if term.grows))
+    traced = float(sum(term.layers * term.slot_bytes * term.pace for term in shape.terms))
     return traced if measured is None else traced * measured.per_traced_byte
 
 
 def whole_bytes_per_token(shape: Shape, measured: Measured | None = None) -> int:
     """The same as a plan shows it: whole bytes, rounded up."""
     return math.ceil(round(bytes_per_token(shape, measured), _EXACT_DIGITS))
-
-
-def slots_held(term: Term, context: int, generation: int, step: int) -> int:
-    """Slots of one part at the end, slack included."""
-    return _slots(term.part, term.step, _schedule(context, generation, step)).held
-
-
-_schedule = lru_cache(maxsize=1024)(slots.schedule)
-
-
-class _Slots(NamedTuple):
-    """Slots of one part for one sequence."""
-
-    held: int
-    """At the end."""
-    most: int
-    """Of the buffer itself at its largest: a window holds more in prefill than it keeps."""
-    old: int
-    """Of the old buffer beside the new one at the worst."""
-
-
-@lru_cache(maxsize=2048)
-def _slots(part: CachePart, step: int, runs: tuple[slots.Run, ...]) -> _Slots:
-    if part.kind == "state":
-        return _Slots(0, 0, 0)
-    if part.kind == "kv":
-        old, held = slots.kv_growth_peak(runs, step)
-        return _Slots(held, held, old)
-    held, together = slots.part_slots(part, runs), slots.part_peak_slots(part, runs)
-    if part.kind == "concat":
-        return _Slots(held, held, together - held)
-    most = max(slots.part_slots(part, runs[:calls]) for calls in range(1, len(runs) + 1))
-    return _Slots(held, most, max(0, together - most))
 
 
 def with_sequences(shape: Shape, concurrent: int, batch: int) -> Shape:

@@ -77,9 +77,7 @@ class Option:
         """The variant's roofline. Raises MethodError from the method."""
         if self.engine_own:
             return self.setting.baseline_line
-        method, variant = self.offer.method, self.offer.variant
-        unpack = speeds.Unpacking(method.unpack_cost(variant), method.unpack_bytes(variant))
-        return speeds.roofline(self.setting.model, self.setting.hardware, self.shape, unpack)
+        return speeds.roofline(self.setting.model, self.setting.hardware, self.shape)
 
     @cached_property
     def decode(self) -> Decode | None:
@@ -148,7 +146,7 @@ def consider(setting: Setting, offer: Offer) -> Option | Rejected:
         return rejected(offer, "not_requested", "the request names other methods")
     if offer.method.drops_tokens and not setting.workload.allow_eviction:
         return rejected(offer, "drops_tokens", "it drops tokens, and the request does not allow eviction")
-    layout = lay_out(setting.model, offer)
+    layout = lay_out(setting.model, offer, setting.calibration)
     if isinstance(layout, Refusal):
         return rejected(offer, layout.reason, layout.detail)
     try:
@@ -162,7 +160,7 @@ def _sized(setting: Setting, offer: Offer, layout: Layout) -> Option | Rejected:
     workload = setting.workload
     held = shape_of(setting.model, layout, offer, sequences=workload.sequences, batch=workload.batch_size)
     seen = setting.sightings(offer.variant.label)
-    broken = broken_family(setting.model, offer, held, seen.usable)
+    broken = broken_family(setting.model, held, seen.usable)
     if broken is not None:
         return rejected(offer, "family_rule", broken)
     found = measured_memory(seen.sizing, held, setting.baseline)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from veloxquant.methods.method import Method, Variant
     from veloxquant.planner.evidence import Sighting
-    from veloxquant.planner.memory import Shape
-    from veloxquant.planner.snapshot import Offer
+    from veloxquant.planner.memory import Shape, Term
     from veloxquant.planner.tables import PublishedQuality
     from veloxquant.profiles import ModelProfile, WorkloadProfile
 
@@ -47,22 +46,23 @@ def floor_for(workload: WorkloadProfile) -> float:
     return workload.max_kl if workload.max_kl is not None else soft_floor(workload.context_length)
 
 
-def broken_family(model: ModelProfile, offer: Offer, shape: Shape, usable: Sequence[Sighting]) -> str | None:
+def broken_family(model: ModelProfile, shape: Shape, usable: Sequence[Sighting]) -> str | None:
     """Why this family is known not to bear the variant; None when it does or a record of this very model says so."""
     packed = [term for term in shape.terms if term.packed]
     if not packed:
         return None
-    bits = _nominal_key_bits(offer, min(term.key_bits for term in packed))
+    bits = min(_nominal_key_bits(term) for term in packed)
     for rule in tables.family_rules():
         if model.architecture in rule.architectures and bits < rule.keys_below_bits and not _measured(usable):
             return f"{rule.family}: {rule.text}; sources: {', '.join(rule.sources)}"
     return None
 
 
-def _nominal_key_bits(offer: Offer, stored: float) -> float:
+def _nominal_key_bits(term: Term) -> float:
     """Bits of a key number without its scales, where the parameters say so."""
-    named = offer.variant.params.get("key_bits", offer.variant.params.get("bits"))
-    return min(stored, float(named)) if isinstance(named, (int, float)) else stored
+    params = {} if term.reader is None else term.reader.variant.params
+    named = params.get("key_bits", params.get("bits"))
+    return min(term.key_bits, float(named)) if isinstance(named, (int, float)) else term.key_bits
 
 
 def engine_own() -> Quality:

@@ -28,6 +28,7 @@ Reason = Literal[
     "family_rule",
     "quarantined",
     "not_requested",
+    "not_calibrated",
 ]
 
 
@@ -74,10 +75,15 @@ class MemoryTerm(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     fixed_bytes: int
     bytes: int
+    params: Mapping[str, Any] = {}
+    """What the method's parameters are on these layers, where they differ from the variant's own."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """All sequences together. ratio = stored_bytes / fp16_bytes. bytes_per_token is rounded up."""
+    """All sequences together. ratio = stored_bytes / fp16_bytes. bytes_per_token is rounded up.
+
+    fixed_bytes: what no further token adds to once windows, and a method's bounded memory, are full.
+    """
 
     stored_bytes: int
     peak_bytes: int
@@ -133,7 +139,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     cache_config: Mapping[str, Any]
     """What `veloxquant.apply` takes: {"schema": "veloxquant.cache_config/1", "method", "label", "params",
     "packed_layers": [int], "layer_count": int, "packed_shapes": [[KV heads, key width, value width]] (one for
-    all packed layers, or one for each), "prefill_step_size": int}."""
+    all packed layers, or one for each), "prefill_step_size": int}, and "layer_params": one mapping for each of
+    packed_layers where the method's parameters differ from layer to layer."""
     engine_settings: Mapping[str, Any] | None
 
 

@@ -11,7 +11,7 @@ from veloxquant.planner.budget import room
 from veloxquant.planner.layout import engine_own
 from veloxquant.planner.memory import footprint, shape_of
 from veloxquant.planner.siblings import qualities
-from veloxquant.planner.speed import Unpacking, decode, prefill_tok_s, roofline, speed
+from veloxquant.planner.speed import decode, prefill_tok_s, roofline, speed
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from veloxquant.planner.result import Quality, Speed
     from veloxquant.planner.snapshot import Offer, Records, Snapshot
     from veloxquant.planner.speed import Decode, Roofline
-    from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+    from veloxquant.profiles import Calibration, HardwareProfile, ModelProfile, WorkloadProfile
 
 LEAST_STEP = 64
 """Smaller prefill steps leave the GPU idle: a matrix product of fewer rows is bound by reading the weights."""
@@ -41,6 +41,7 @@ class Setting:
     workload: WorkloadProfile
     hardware: HardwareProfile
     records: Records
+    calibration: Calibration | None
     room: Room
     steps: tuple[int, ...]
     baseline: Shape
@@ -90,7 +91,7 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
     hardware = request.hardware if request.hardware is not None else snapshot.hardware
     own = shape_of(model, engine_own(model), None, sequences=workload.sequences, batch=workload.batch_size)
     seen = evidence.sightings(snapshot.records, ENGINE_OWN, model, workload, hardware)
-    line = roofline(model, hardware, own, Unpacking())
+    line = roofline(model, hardware, own)
     found = decode(line, workload, hardware, seen.usable, None)
     prefill = prefill_tok_s(model, workload, hardware)
     asked = workload.prefill_step_size
@@ -100,6 +101,7 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
         workload=workload,
         hardware=hardware,
         records=snapshot.records,
+        calibration=snapshot.calibration(model),
         room=room(request, hardware, snapshot.reserve_bytes),
         steps=prefill_steps(asked),
         baseline=own,

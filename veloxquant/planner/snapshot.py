@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
     from veloxquant.methods.method import Method, Variant
-    from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+    from veloxquant.profiles import Calibration, HardwareProfile, ModelProfile, WorkloadProfile
 
 
 class Records(Protocol):
@@ -73,6 +73,12 @@ class Snapshot:
     reserve_bytes: int = 512 * 2**20
     generation: int = 0
     source: str = "local"
+    calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
+    """What is known of models' sensitivity, by (model id, config hash)."""
+
+    def calibration(self, model: ModelProfile) -> Calibration | None:
+        """That of this very model, None where it was not calibrated."""
+        return self.calibrations.get((model.model_id, model.config_hash))
 
     def label_of(self, fenced: QuarantinedMethod) -> str:
         """The fenced method's name, with its distribution where another method goes by that name, too."""

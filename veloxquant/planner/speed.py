@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from veloxquant.planner.evidence import Sighting
     from veloxquant.planner.memory import Shape, Term
-    from veloxquant.profiles import CachePart, HardwareProfile, ModelProfile, WorkloadProfile
+    from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
 
 ENOUGH_TO_FIT = 3
 """Records on this machine from which a straight line replaces the table."""
@@ -67,6 +67,9 @@ class Unpacking(NamedTuple):
     """Besides reading what is stored."""
 
 
+_NONE = Unpacking()
+
+
 class Roofline(NamedTuple):
     """One variant on one machine: ms a token for any length and number of sequences. None fields are unknown."""
 
@@ -78,19 +81,24 @@ class Roofline(NamedTuple):
     bytes_per_ms: float | None
     overhead_ms: float
     shape: Shape
-    unpack: Unpacking
+    unpack: tuple[Unpacking, ...]
+    """One for each term of the shape."""
 
     def ms(self, tokens: int, sequences: int) -> float | None:
         """Decode ms a token of each of `sequences` sequences that all hold `tokens` tokens."""
         if self.bytes_per_ms is None or self.weight_bytes is None:
             return None
         rows = sequences if self.shape.batchable else min(sequences, self.shape.batch)
-        moved = self._weights_read(rows) + rows * sum(
-            _read(t.part, t.slot_bytes, tokens) * t.layers for t in self.terms
-        )
-        numbers = rows * sum(t.layers * _numbers(t.part, tokens) for t in self.terms if t.packed)
-        moved += numbers * self.unpack.moved_bytes
-        step_ms = moved / self.bytes_per_ms + self.overhead_ms + numbers * self.unpack.picoseconds * 1e-9
+        moved = float(self._weights_read(rows))
+        picoseconds = 0.0
+        for term, unpack in zip(self.terms, self.unpack, strict=True):
+            seen = term.read(tokens)
+            moved += rows * term.layers * (seen * term.slot_bytes + _beside(term))
+            if term.packed:
+                numbers = rows * term.layers * seen * term.part.heads * (term.part.key_width + term.part.value_width)
+                moved += numbers * unpack.moved_bytes
+                picoseconds += numbers * unpack.picoseconds
+        step_ms = moved / self.bytes_per_ms + self.overhead_ms + picoseconds * 1e-9
         return step_ms * sequences / rows
 
     def _weights_read(self, rows: int) -> float:
@@ -106,8 +114,20 @@ class Roofline(NamedTuple):
         return self.shape.terms
 
 
-def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpack: Unpacking) -> Roofline:
-    """What the machine's table figures say about one variant."""
+def unpacking(shape: Shape) -> tuple[Unpacking, ...]:
+    """What the readers of a shape's terms say, in order. Raises MethodError from a method."""
+    return tuple(
+        _NONE
+        if term.reader is None
+        else Unpacking(
+            term.reader.method.unpack_cost(term.reader.variant), term.reader.method.unpack_bytes(term.reader.variant)
+        )
+        for term in shape.terms
+    )
+
+
+def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape) -> Roofline:
+    """What the machine's table figures and the methods say about one variant. Raises MethodError from a method."""
     total, active = model.num_parameters, model.active_parameters
     bandwidth = hardware.bandwidth_gbps
     return Roofline(
@@ -117,7 +137,7 @@ def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape, unpac
         bytes_per_ms=bandwidth * 1e6 * efficiency(hardware, model.weight_bits) if bandwidth else None,
         overhead_ms=(model.num_layers or len(model.layers)) * tables.speed().layer_overhead_ms,
         shape=shape,
-        unpack=unpack,
+        unpack=unpacking(shape),
     )
 
 
@@ -288,17 +308,9 @@ def prefill_tok_s(model: ModelProfile, workload: WorkloadProfile, hardware: Hard
     return n * hardware.prefill_tflops * 1e12 / flops
 
 
-def _read(part: CachePart, slot_bytes: float, tokens: int) -> float:
-    """Bytes of one part read to decode one token; attention reads tokens, not slack."""
-    return part.state_bytes if part.kind == "state" else _seen(part, tokens) * slot_bytes
-
-
-def _numbers(part: CachePart, tokens: int) -> int:
-    return _seen(part, tokens) * part.heads * (part.key_width + part.value_width)
-
-
-def _seen(part: CachePart, tokens: int) -> int:
-    return min(part.window, tokens) if part.kind in ("window", "chunked") else tokens
+def _beside(term: Term) -> int:
+    """Bytes read besides growing slots: a state, and the sinks and rings of a method that counts its slots apart."""
+    return term.fixed_bytes if term.counts or not term.packed else 0
 
 
 def _why_unknown(model: ModelProfile, hardware: HardwareProfile) -> str:

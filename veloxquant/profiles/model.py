@@ -72,7 +72,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What the trace saw with one variant's caches put in place.
 
     The caches of `packed` layers were called by the real model and hold exactly the bytes the method declares.
-    `refused` is the engine's own error when no layer could take the variant.
+    `refused` is the engine's own error when no layer could take the variant. `untried` says why the variant was not
+    put before the engine at all (it lacks a calibration); then nothing else is known.
     """
 
     method: str
@@ -80,6 +81,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     packed: tuple[int, ...] = ()
     kept: tuple[KeptLayer, ...] = ()
     refused: str | None = None
+    layer_params: tuple[tuple[tuple[str, int | float | str | bool], ...], ...] = ()
+    """(name, value) pairs of each packed layer's own parameters, in the order of `packed`; () where all are alike."""
+    untried: str = ""
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
