@@ -12,11 +12,15 @@ def register() -> None:
 
     Raises EngineUnavailable without a fit mlx-lm, or where the engine has a class of the same name.
     """
-    from veloxquant.caches.packed import PackedKVCache  # packed.py calls us
+    from veloxquant.caches.evicting import EvictingKVCache  # these modules call us
+    from veloxquant.caches.evicting_batch import BatchEvictingKVCache
+    from veloxquant.caches.packed import PackedKVCache
+    from veloxquant.caches.packed_batch import BatchPackedKVCache
+    from veloxquant.caches.tiered import TieredKVCache
 
     attention.install()
     module = cache_module()
-    for cls in (PackedKVCache,):
+    for cls in (PackedKVCache, BatchPackedKVCache, TieredKVCache, EvictingKVCache, BatchEvictingKVCache):
         present = getattr(module, cls.__name__, None)
         if present is not None and present is not cls:
             raise EngineUnavailable(
