@@ -101,4 +101,5 @@ class PerChannelCodec:
 
     def _unpacked(self, stored: Arrays) -> Any:
         """(..., slots, width, group)."""
-        return mx.dequantize(*stored, group_size=self.group, bits=self.bits)
+        words, scales, biases = stored
+        return mx.dequantize(words, scales, biases, group_size=self.group, bits=self.bits)

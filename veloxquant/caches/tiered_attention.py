@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from veloxquant.caches.attention import BLOCK_NUMBERS, BLOCK_TOKENS, TILE_ROWS, Packed
-from veloxquant.caches.float_codec import FloatCodec
-from veloxquant.caches.tiered_sight import Hiding, Sight
+from veloxquant.caches.tiered_sight import Hiding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from veloxquant.caches.codec import Arrays, Codec
+    from veloxquant.caches.tiered_sight import Sight
+
+
+_ALL = 2**30
+"""More tokens than there are."""
 
 
 class Tier(NamedTuple):
@@ -57,81 +61,88 @@ class Tiered(Packed):
         """As `Packed.attend`. Raises TypeError for values that are not in tiers."""
         if not isinstance(values, Tiered):
             raise TypeError("keys in tiers with values that are not")
-        return attend(queries, self.tier, values.tier, self.sight, scale, mask)
+        return attend(queries, self, values, scale, mask)
 
 
-def attend(queries: Any, keys: Tier, values: Tier, sight: Sight, scale: float, mask: Any = None) -> Any:
+def attend(queries: Any, keys: Tiered, values: Tiered, scale: float, mask: Any = None) -> Any:
     """Attention of queries (rows, query heads, n, width); (rows, query heads, n, value width) in their format.
 
     `mask` is None, "causal", or an array over absolute positions that broadcasts to (rows, query heads, n, tokens of
     the longest row): bool (False hides) or numbers added to the scores. Raises ValueError for another mask.
     """
     _, heads, count, _ = queries.shape
-    hiding = Hiding(mask, heads, count, keys.recent[0].shape[1], sight)
+    hiding = Hiding(mask, (heads, count), keys.tier.recent[0].shape[1], keys.sight)
     size = max(1, min(count, TILE_ROWS // heads))
     result: list[Any] = []
     for first in range(0, count, size):
         tile = queries if size == count else queries[:, :, first : first + size]
         tile = mx.depends([tile], result[-1:])[0] if result else tile
-        result.append(_tile(tile, keys, values, hiding, scale, first))
+        result.append(_Tile(tile, keys.tier, values.tier, hiding, first).attend(scale))
     return result[0] if len(result) == 1 else mx.concatenate(result, axis=2)
 
 
-def _tile(queries: Any, keys: Tier, values: Tier, hiding: Hiding, scale: float, first: int) -> Any:
-    """Some query tokens, the `first` of them and on, over all that they may see."""
-    batch, heads, count, width = queries.shape
-    groups, rows = keys.recent[0].shape[1], (first, first + count)
-    flat = (queries.astype(mx.float32) * (scale * math.log2(math.e))).reshape(batch, groups, -1, width)
-    running = _Running()
-    _packed(flat, keys, values, hiding, rows, running)
-    if keys.sinks is not None:
-        held = min(hiding.sight.longest, keys.sinks.shape[2])
-        floats = FloatCodec(width), FloatCodec(values.sinks.shape[-1])
-        sinks = (keys.sinks[:, :, :held],), (values.sinks[:, :, :held],)
-        scores = hiding.sinks(floats[0].scores(flat, sinks[0], ()), rows)
-        running.add(scores, lambda weights: floats[1].mix(weights, sinks[1], ()))
-    _recent(flat, keys, values, hiding, rows, running)
-    return running.mean().astype(queries.dtype).reshape(batch, heads, count, -1)
+class _Tile:
+    """Some query tokens of a call, the `first` of them and on, over all that they may see."""
 
+    def __init__(self, queries: Any, keys: Tier, values: Tier, hiding: Hiding, first: int) -> None:
+        self.queries, self.keys, self.values, self.hiding = queries, keys, values, hiding
+        self.rows = first, first + queries.shape[2]
+        self.running = _Running()
 
-def _packed(flat: Any, keys: Tier, values: Tier, hiding: Hiding, rows: tuple[int, int], running: _Running) -> None:
-    """Add what is packed and seen by some query of the tile."""
-    _, end = hiding.sight.boundaries(*rows)
-    if not end:
-        return
-    ready = keys.codec.ready(flat, keys.fixed)
-    for start, stop in _spans(0, end, _step(flat, rows, (keys.codec, values.codec))):
-        stored = running.after(keys.block(start, stop))
-        scores = keys.codec.scores(ready, stored, keys.fixed).astype(mx.float32)
-        running.add(hiding.packed(scores, rows, (start, stop)), _mixing(values, start, stop))
-    running.mixed = values.codec.settle(running.mixed, values.fixed).astype(mx.float32)
+    def attend(self, scale: float) -> Any:
+        """(rows, query heads, n, value width)."""
+        batch, heads, count, width = self.queries.shape
+        scaled = self.queries.astype(mx.float32) * (scale * math.log2(math.e))
+        flat = scaled.reshape(batch, self.keys.recent[0].shape[1], -1, width)
+        self._packed(flat)
+        if self.keys.sinks is not None:
+            self._sinks(flat)
+        self._recent(flat)
+        return self.running.mean().astype(self.queries.dtype).reshape(batch, heads, count, -1)
 
+    def _packed(self, flat: Any) -> None:
+        """Add what is packed and seen by some query of the tile."""
+        keys, values = self.keys, self.values
+        _, end = self.hiding.sight.boundaries(*self.rows)
+        if not end:
+            return
+        ready = keys.codec.ready(flat, keys.fixed)
+        for span in _spans(0, end, self._step(flat, keys.codec, values.codec)):
+            scores = keys.codec.scores(ready, self.running.after(keys.block(*span)), keys.fixed)
+            scores = self.hiding.packed(scores.astype(mx.float32), self.rows, span)
+            weights = self.running.weigh(scores)
+            stored = _after(values.block(*span), weights, values.codec)
+            self.running.add(values.codec.mix(weights, stored, values.fixed))
+        self.running.mixed = values.codec.settle(self.running.mixed, values.fixed).astype(mx.float32)
 
-def _mixing(values: Tier, start: int, stop: int) -> Callable[[Any], Any]:
-    def mix(weights: Any) -> Any:
-        stored = values.block(start, stop)
-        if not _is_native(values.codec):
-            stored = tuple(mx.depends(list(stored), [weights]))
-        return values.codec.mix(weights, stored, values.fixed).astype(mx.float32)
+    def _sinks(self, flat: Any) -> None:
+        """Add the first tokens."""
+        held = min(self.hiding.sight.longest, self.keys.sinks.shape[2])
+        keys, values = (tier.sinks[:, :, :held].astype(mx.float32) for tier in (self.keys, self.values))
+        weights = self.running.weigh(self.hiding.sinks(flat @ keys.swapaxes(-1, -2), self.rows))
+        self.running.add(weights @ values)
 
-    return mix
-
-
-def _recent(flat: Any, keys: Tier, values: Tier, hiding: Hiding, rows: tuple[int, int], running: _Running) -> None:
-    """Add the recent columns that some query of the tile sees."""
-    codec, value_codec = keys.recent_codec, values.recent_codec
-    low, high = hiding.sight.recent(*rows, causal=hiding.causal)
-    ready = codec.ready(flat, keys.recent_fixed)
-    for start, stop in _spans(low, high, _step(flat, rows, (codec, value_codec))):
-        stored = running.after(tuple(array[:, :, start:stop] for array in keys.recent))
-        held = tuple(array[:, :, start:stop] for array in values.recent)
-        scores = codec.scores(ready, stored, keys.recent_fixed).astype(mx.float32)
-
-        def mix(weights: Any, held: Arrays = held) -> Any:
+    def _recent(self, flat: Any) -> None:
+        """Add the recent columns that some query of the tile sees."""
+        keys, values = self.keys, self.values
+        codec, value_codec = keys.recent_codec, values.recent_codec
+        ready = codec.ready(flat, keys.recent_fixed)
+        columns = self.hiding.sight.recent(*self.rows, causal=self.hiding.causal)
+        for start, stop in _spans(*columns, self._step(flat, codec, value_codec)):
+            stored = self.running.after(tuple(array[:, :, start:stop] for array in keys.recent))
+            scores = codec.scores(ready, stored, keys.recent_fixed).astype(mx.float32)
+            weights = self.running.weigh(self.hiding.recent(scores, self.rows, (start, stop)))
+            held = tuple(array[:, :, start:stop] for array in values.recent)
             mixed = value_codec.mix(weights, held, values.recent_fixed)
-            return value_codec.settle(mixed, values.recent_fixed).astype(mx.float32)
+            self.running.add(value_codec.settle(mixed, values.recent_fixed))
 
-        running.add(hiding.recent(scores, rows, (start, stop)), mix)
+    def _step(self, flat: Any, *codecs: Codec) -> int:
+        """Tokens taken at a time: all for one query where nothing is unpacked, else what keeps blocks small."""
+        if self.queries.shape[2] == 1 and all(_is_native(codec) for codec in codecs):
+            return _ALL
+        _, groups, rows, _ = flat.shape
+        numbers: int = groups * max(rows, *(codec.space for codec in codecs))
+        return max(1, BLOCK_NUMBERS // numbers // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 class _Running:
@@ -141,36 +152,32 @@ class _Running:
         self.top: Any = None
         self.total: Any = None
         self.mixed: Any = None
+        self._kept: Any = None
 
     def after(self, stored: Sequence[Any]) -> Arrays:
         """The same arrays, computed once what was added is: lazy blocks would all be unpacked at once."""
-        return tuple(stored) if self.top is None else tuple(mx.depends(list(stored), [self.mixed]))
+        return tuple(stored) if self.mixed is None else tuple(mx.depends(list(stored), [self.mixed]))
 
-    def add(self, scores: Any, mix: Callable[[Any], Any]) -> None:
-        """Scores (rows, KV heads, query rows, columns), hidden ones at -inf, and what weighs their values."""
+    def weigh(self, scores: Any) -> Any:
+        """Weights of scores (rows, KV heads, query rows, columns), hidden ones at -inf; `add` must follow."""
         # Of a finite least, so that nothing but -inf gives zeros and not NaN.
         before = mx.finfo(mx.float32).min if self.top is None else self.top
         top = mx.maximum(scores.max(axis=-1, keepdims=True), before)
         weights = mx.power(2.0, scores - top)
-        total, mixed = weights.sum(axis=-1, keepdims=True), mix(weights)
-        if self.top is not None:
-            kept = mx.power(2.0, self.top - top)
-            total, mixed = total + self.total * kept, mixed + self.mixed * kept
-        self.top, self.total, self.mixed = top, total, mixed
+        total = weights.sum(axis=-1, keepdims=True)
+        self._kept = None if self.top is None else mx.power(2.0, self.top - top)
+        self.total = total if self._kept is None else total + self.total * self._kept
+        self.top = top
+        return weights
+
+    def add(self, mixed: Any) -> None:
+        """What those weights make of their values, (rows, KV heads, query rows, ...)."""
+        mixed = mixed.astype(mx.float32)
+        self.mixed = mixed if self._kept is None else mixed + self.mixed * self._kept
 
     def mean(self) -> Any:
         """Weighted mean, (rows, KV heads, query rows, width); zeros where all is hidden by -inf."""
         return self.mixed / mx.maximum(self.total, mx.finfo(mx.float32).smallest_normal)
-
-
-def _step(flat: Any, rows: tuple[int, int], codecs: Sequence[Codec]) -> int:
-    """Tokens taken at a time: all for one query where nothing is unpacked, else what keeps blocks small."""
-    native = all(_is_native(codec) for codec in codecs)
-    if native and rows[1] - rows[0] == 1:
-        return 2**30
-    unpacked = flat.shape[1] * max(codec.space for codec in codecs)
-    numbers = max(flat.shape[1] * flat.shape[2], unpacked)
-    return max(1, BLOCK_NUMBERS // numbers // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def _spans(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
@@ -178,6 +185,14 @@ def _spans(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, end)
 
 
+def _after(stored: Arrays, weights: Any, codec: Codec) -> Arrays:
+    """What is unpacked waits until the keys' share is done."""
+    return stored if _is_native(codec) else tuple(mx.depends(list(stored), [weights]))
+
+
 def _is_native(codec: Codec) -> bool:
-    """Whether its products read what is stored, or floats, and unpack nothing beside a few query rows."""
-    return bool(getattr(codec, "native", False))
+    """Whether its products with a few rows read what is stored, or floats, and unpack nothing.
+
+    A codec says so by an attribute `native`; one that wraps another answers for it.
+    """
+    return bool(getattr(codec, "native", False) or getattr(getattr(codec, "inner", None), "native", False))

@@ -58,7 +58,10 @@ class Part:
         ]
 
     def write(self, x: Any, before: int, layout: Layout) -> Arrays:
-        """Tokens after the `before` first; the recent columns that attention of this call needs (`columns_from`)."""
+        """Tokens x (batch, KV heads, tokens, width) after the `before` first; the recent columns for attention.
+
+        Those are the ring for one token, else tokens in order from the first that was not packed before the call.
+        """
         tokens = x.shape[2]
         early = max(0, min(layout.sinks - before, tokens))
         if early:
@@ -71,7 +74,11 @@ class Part:
         else:
             columns, first = self._columns(new, layout.packed(before), at, layout.ring), 0
             self._write_ring(new, at, layout.ring)
-        self._pack(columns, first, x.dtype, before, tokens, layout)
+        start, end = layout.packed(before), layout.packed(before + tokens)
+        if start < end:
+            coded = self._coded(tuple(array[:, :, first : first + end - start] for array in columns), x.dtype)
+            room = layout.capacity(before + tokens) // self.codec.tokens
+            self.packed = stored(self.packed, coded, start // self.codec.tokens, room)
         return tuple(columns)
 
     def tier(self, columns: Arrays) -> Tier:
@@ -99,15 +106,20 @@ class Part:
                 buffer[:, :, low:high] = array[:, :, done : done + high - low]
             done += high - low
 
-    def _pack(self, columns: list[Any], first: int, dtype: Any, before: int, tokens: int, layout: Layout) -> None:
-        """The groups that are complete by now, from the recent columns on from `first`."""
-        start, end = layout.packed(before), layout.packed(before + tokens)
-        if start == end:
-            return
-        held = tuple(array[:, :, first : first + end - start] for array in columns)
-        coded = _packed(self.codec, self.fixed, self.recent_codec, held, self.recent_fixed, dtype, layout.group)
-        room = layout.capacity(before + tokens) // self.codec.tokens
-        self.packed = stored(self.packed, coded, start // self.codec.tokens, room)
+    def _coded(self, held: Arrays, dtype: Any) -> Arrays:
+        """Whole groups of recent columns packed, piece after piece: lazy ones would all be computed together."""
+        _, heads, tokens = held[0].shape[:3]
+        unit = self.codec.tokens
+        size = max(1, ENCODE_NUMBERS // (heads * max(self.codec.width, self.codec.space) * unit)) * unit
+        pieces: list[Arrays] = []
+        for start in range(0, tokens, size):
+            piece = [array[:, :, start : start + size] for array in held]
+            piece = mx.depends(piece, list(pieces[-1])) if pieces else piece
+            floats = self.recent_codec.decode(tuple(piece), self.recent_fixed, dtype)
+            pieces.append(self.codec.encode(floats, self.fixed))
+        if len(pieces) == 1:
+            return pieces[0]
+        return tuple(mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True))
 
 
 def stored(buffers: Sequence[Any], coded: Arrays, start: int, room: int) -> list[Any]:
@@ -130,19 +142,3 @@ def _slots(start: int, stop: int, ring: int) -> list[tuple[int, int]]:
         return []
     low, high = start % ring, start % ring + stop - start
     return [(low, high)] if high <= ring else [(low, ring), (0, high - ring)]
-
-
-def _packed(
-    codec: Codec, fixed: Arrays, recent_codec: Codec, held: Arrays, recent_fixed: Arrays, dtype: Any, group: int
-) -> Arrays:
-    """Whole groups, one piece after the other: lazy pieces would all be computed together."""
-    _, heads, tokens = held[0].shape[:3]
-    size = max(1, ENCODE_NUMBERS // (heads * max(codec.width, codec.space) * group)) * group
-    pieces: list[Arrays] = []
-    for start in range(0, tokens, size):
-        piece = [array[:, :, start : start + size] for array in held]
-        piece = mx.depends(piece, list(pieces[-1])) if pieces else piece
-        pieces.append(codec.encode(recent_codec.decode(tuple(piece), recent_fixed, dtype), fixed))
-    if len(pieces) == 1:
-        return pieces[0]
-    return tuple(mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True))

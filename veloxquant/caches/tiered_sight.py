@@ -78,14 +78,15 @@ class Sight(NamedTuple):
 class Hiding:
     """A mask as mlx-lm gives it, over absolute positions, together with who sees what."""
 
-    def __init__(self, mask: Any, heads: int, count: int, groups: int, sight: Sight) -> None:
+    def __init__(self, mask: Any, queries: tuple[int, int], groups: int, sight: Sight) -> None:
+        heads, _ = queries
         if heads % groups:
             raise ValueError(f"{heads} query heads over {groups} KV heads: not a multiple")
         if isinstance(mask, str) and mask != "causal":
             raise ValueError(f"the mask {mask!r} is not known")
-        self.sight, self.count = sight, count
+        self.sight = sight
         self.causal = isinstance(mask, str)
-        self._array = None if mask is None or self.causal else _grouped(mask, heads, count, groups, sight.longest)
+        self._array = None if mask is None or self.causal else _grouped(mask, queries, groups, sight.longest)
 
     def sinks(self, scores: Any, rows: tuple[int, int]) -> Any:
         """Scores (rows, KV heads, queries a KV head x n, sinks) with what is hidden at -inf."""
@@ -126,8 +127,9 @@ class Hiding:
         return (apart + mask).reshape(scores.shape)
 
 
-def _grouped(mask: Any, heads: int, count: int, groups: int, tokens: int) -> Any:
+def _grouped(mask: Any, queries: tuple[int, int], groups: int, tokens: int) -> Any:
     """(rows or 1, KV heads or 1, queries a KV head or 1, n or 1, tokens or 1)."""
+    heads, count = queries
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     _, given, rows, columns = shape
     if given not in (1, heads) or rows not in (1, count) or columns not in (1, tokens):
