@@ -341,15 +341,23 @@ def test_masks_are_the_engines() -> None:
         assert mx.array_equal(ours.make_mask(4, **wanted), theirs.make_mask(4, **wanted))
 
 
-def test_it_promises_no_batch_and_is_never_falsy() -> None:
-    """No `merge`, no length; `bits` and `group_size` are both there and are no numbers."""
+def test_it_is_never_falsy_and_no_number_says_how_it_is_packed() -> None:
+    """No length; `bits` and `group_size` are both there and are no numbers; nothing that quantizes it once more."""
     cache = fresh("mse")
-    assert not hasattr(cache, "merge")
     assert not hasattr(cache, "__len__")
     assert bool(cache)
     assert not hasattr(cache, "to_quantized")
     assert cache.bits == cache.group_size
     assert not isinstance(cache.bits, int | float)
+
+
+def test_a_codec_of_groups_is_refused() -> None:
+    """Per-channel keys pack 64 tokens at a time, and this cache takes them one by one."""
+    groups = make({"name": "per_channel", "width": WIDTH, "bits": 4, "group": 64})
+    for codecs in ((groups, make({"name": "float", "width": WIDTH})), (make({"name": "float", "width": WIDTH}), groups)):
+        with pytest.raises(MethodRefused, match="64 tokens at a time") as caught:
+            PackedKVCache(*codecs)
+        assert "TieredKVCache" in caught.value.hint
 
 
 def test_arrays_of_other_shapes_are_refused_before_anything_is_written() -> None:

@@ -80,12 +80,14 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
     """Attention of queries (batch, query heads, n, width) over all stored tokens; (batch, query heads, n, value width).
 
     `mask` is None, "causal" (the queries are the last n tokens), or an array that broadcasts to (batch, query heads, n,
-    tokens): bool (False hides) or numbers that are added to the scores. KV heads are never repeated. The result has
-    the format of the queries. Raises ValueError for a mask of another shape and for heads that do not divide.
+    tokens): bool (False hides) or numbers that are added to the scores; or a `Mask` made for this call. KV heads are
+    never repeated. The result has the format of the queries. Raises ValueError for a mask of another shape and for
+    heads that do not divide.
     """
     import mlx.core as mx
 
-    masking = Mask(mask, queries.shape, keys.stored[0].shape[1], keys.tokens)
+    groups = keys.stored[0].shape[1]
+    masking = mask if isinstance(mask, Mask) else Mask(mask, queries.shape, groups, keys.tokens)
     _, heads, count, _ = queries.shape
     size = Blocks.of(masking.groups, keys.codec, values.codec).tile_tokens(heads, count)
     if size == count:

@@ -44,16 +44,22 @@ class Mask:
         import mlx.core as mx
 
         shape = scores.shape
-        apart = scores.reshape(*shape[:3], -1, rows[1] - rows[0], shape[-1])
-        if self._array is not None:
-            mask = self._cut(rows, columns, shape[2])
-            hidden = mask.dtype == mx.bool_  # by a finite number, as mlx-lm does: a row of nothing else has a mean
-            apart = mx.where(mask, apart, mx.finfo(mx.float32).min) if hidden else apart + mask.astype(mx.float32)
+        apart = self._masked(scores.reshape(*shape[:3], -1, rows[1] - rows[0], shape[-1]), rows, columns)
         last = self._last(*rows)
         if columns[1] > (last if isinstance(last, int) else self.seen(rows[0]) + 1):
             places = mx.arange(*columns).reshape(shape[2], 1, 1, -1)
             apart = mx.where(places < last, apart, -mx.inf)
         return apart.reshape(shape)
+
+    def _masked(self, apart: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
+        """Scores, query heads and query tokens apart, with an array mask on them."""
+        import mlx.core as mx
+
+        if self._array is None:
+            return apart
+        mask = self._cut(rows, columns, apart.shape[2])
+        hidden = mask.dtype == mx.bool_  # by a finite number, as mlx-lm does: a row of nothing else has a mean
+        return mx.where(mask, apart, mx.finfo(mx.float32).min) if hidden else apart + mask.astype(mx.float32)
 
     def _last(self, first: int, last: int) -> Any:
         """Stored tokens that each query token may see, (n, 1), or one number for all."""

@@ -2,8 +2,8 @@
 
 What a number becomes is the codec's matter; here are slots, offsets and what the engine asks of a cache. Each token is
 packed by itself, so that how a prompt is cut into calls changes nothing that is stored for the K and V given; those of
-the next layer come out of attention, which sees to the same (`attention.Blocks`). There is no `merge`: mlx-lm takes its
-presence for the promise that a batch works.
+the next layer come out of attention, which sees to the same (`attention.Blocks`). Caches of several sequences become
+one batch by `merge`, and stay packed in it (`caches.packed_batch`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.caches.codec import Arrays, Codec
+    from veloxquant.caches.packed_batch import BatchPackedKVCache
 
 LAYOUT = 1
 """Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
@@ -35,7 +36,7 @@ codec has some twenty such arrays."""
 class PackedKVCache:
     """K and V of one layer, packed by one codec each. Grows by the engine's KVCache rule, in steps of `step` slots.
 
-    Raises EngineUnavailable where mlx-lm cannot serve it.
+    Raises EngineUnavailable where mlx-lm cannot serve it, MethodRefused for codecs that only take groups of tokens.
     """
 
     bits = group_size = "codec"
@@ -43,6 +44,7 @@ class PackedKVCache:
 
     def __init__(self, key_codec: Codec, value_codec: Codec, step: int = ENGINE_STEP) -> None:
         registration.register()
+        refuse_groups(key_codec, value_codec)
         self.key_codec, self.value_codec, self.step = key_codec, value_codec, step
         self.offset = 0
         """Tokens held."""
@@ -62,8 +64,8 @@ class PackedKVCache:
         if self.offset == 0:
             self.key_fixed = self.key_codec.start(keys[:, :, :1])
             self.value_fixed = self.value_codec.start(values[:, :, :1])
-        coded_keys = _encoded(self.key_codec, keys, self.key_fixed, ())
-        coded_values = _encoded(self.value_codec, values, self.value_fixed, coded_keys)
+        coded_keys = encoded(self.key_codec, keys, self.key_fixed, ())
+        coded_values = encoded(self.value_codec, values, self.value_fixed, coded_keys)
         if self.offset + tokens > self._slots():
             self.keys = self._grown(self.keys, coded_keys)
             self.values = self._grown(self.values, coded_values)
@@ -102,12 +104,20 @@ class PackedKVCache:
                 hint="make the prompt cache again",
             )
         self.key_codec, self.value_codec = codecs.make(described["keys"]), codecs.make(described["values"])
-        # Copies of the references: writing to an array would otherwise write to the cache that the state came from.
-        # A saved file has a mapping in the place of an empty list.
-        held = [[copy.copy(array) for array in group] if group else [] for group in arrays]
+        held = [own(group) for group in arrays]
         self.keys, self.values = held[:2]
         self.key_fixed, self.value_fixed = tuple(held[2]), tuple(held[3])
         self.offset, self.step = int(offset), int(step)
+
+    @classmethod
+    def merge(cls, caches: Sequence[PackedKVCache]) -> BatchPackedKVCache:
+        """One batch of these sequences' caches, empty ones too; they stay as they are. Raises MethodRefused.
+
+        That is for caches of different codecs or counts of heads, and for one that is itself a batch.
+        """
+        from veloxquant.caches.packed_batch import BatchPackedKVCache
+
+        return BatchPackedKVCache.merge(caches)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> PackedKVCache:
@@ -160,13 +170,7 @@ class PackedKVCache:
         return [mx.concatenate([old, more], axis=2) for old, more in zip(kept, room, strict=True)]
 
     def _check(self, keys: Any, values: Any) -> None:
-        if not keys.shape[2]:
-            raise MethodRefused("a call without tokens", hint="call the model with at least one token")
-        for what, array, codec in (("keys", keys, self.key_codec), ("values", values, self.value_codec)):
-            if array.shape[-1] != codec.width:
-                raise MethodRefused(
-                    f"{what} of width {array.shape[-1]} for a cache of width {codec.width}", hint="plan for this model"
-                )
+        check_widths(keys, values, self.key_codec, self.value_codec)
         if self.keys and tuple(self.keys[0].shape[:2]) != tuple(keys.shape[:2]):
             held, given = tuple(self.keys[0].shape[:2]), tuple(keys.shape[:2])
             raise MethodRefused(
@@ -174,7 +178,36 @@ class PackedKVCache:
             )
 
 
-def _encoded(codec: Codec, x: Any, fixed: Arrays, after: Arrays) -> Arrays:
+def check_widths(keys: Any, values: Any, key_codec: Codec, value_codec: Codec) -> None:
+    """Raises MethodRefused for a call without tokens and for arrays of other widths than the codecs'."""
+    if not keys.shape[2]:
+        raise MethodRefused("a call without tokens", hint="call the model with at least one token")
+    for what, array, codec in (("keys", keys, key_codec), ("values", values, value_codec)):
+        if array.shape[-1] != codec.width:
+            raise MethodRefused(
+                f"{what} of width {array.shape[-1]} for a cache of width {codec.width}", hint="plan for this model"
+            )
+
+
+def refuse_groups(*codecs: Codec) -> None:
+    """Raises MethodRefused for a codec whose slots are groups of tokens: single tokens could not be added."""
+    for codec in codecs:
+        if codec.tokens != 1:
+            raise MethodRefused(
+                f"the codec packs {codec.tokens} tokens at a time, and this cache takes them one by one",
+                hint="use TieredKVCache, which keeps the last tokens apart until they fill a group",
+            )
+
+
+def own(arrays: Any) -> list[Any]:
+    """The arrays of a state by references of its own: writing would otherwise write to the cache it came from.
+
+    A saved file has a mapping in the place of an empty list.
+    """
+    return [copy.copy(array) for array in arrays] if arrays else []
+
+
+def encoded(codec: Codec, x: Any, fixed: Arrays, after: Arrays) -> Arrays:
     """What is stored for x, one piece after the other once `after` is there: lazy pieces would be computed together."""
     import mlx.core as mx
 

@@ -2,8 +2,8 @@
 
 Our batch twins lay a row out from its first token on: token p is at place p, whatever the other rows hold. mlx-lm's own
 twin (`BatchKVCache`) lays rows out to end together: token p is in column p + padding. One model may hold both kinds,
-and then one layer's mask serves the other's too; so masks are always in mlx-lm's columns, which are counted here as
-mlx-lm counts them, and `caches.row_masks` brings them to places.
+and then one layer's mask serves the other's too; so masks are always in mlx-lm's columns (`caches.batch_masks`), which
+are counted here as mlx-lm counts them.
 
 Prompts of unequal lengths come in calls with padding on the right (`prepare`, calls, `finalize`: mlx-lm's
 PromptProcessingBatch) or, from older callers, on the left. Padding is never written and never counted.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from veloxquant.caches import batch_masks
 from veloxquant.errors import MethodRefused, quoted
 
 if TYPE_CHECKING:
@@ -112,6 +113,12 @@ class Rows:
             self._due, self._right, self._coming = due, right, max(ends, default=0)
         self.padding = [padding + more for padding, more in zip(self.padding, left, strict=True)]
         self._skip = [skip + more for skip, more in zip(self._skip, left, strict=True)]
+
+    def make_mask(self, tokens: int, return_array: bool = True, window_size: int | None = None) -> Any:
+        """The mask for the next call of so many tokens, an array as mlx-lm's own twin would make it."""
+        self._end_prompt()
+        offsets = [length - skip for length, skip in zip(self.lengths, self._skip, strict=True)]
+        return batch_masks.causal(offsets, self.columns, tokens, window_size)
 
     def finalize(self) -> None:
         """The prompt with padding on the right is over. Nothing to do without one, or a second time."""
