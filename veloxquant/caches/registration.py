@@ -17,10 +17,16 @@ def register() -> None:
     from veloxquant.caches.packed import PackedKVCache
     from veloxquant.caches.packed_batch import BatchPackedKVCache
     from veloxquant.caches.tiered import TieredKVCache
+    from veloxquant.caches.tiered_batch import BatchTieredKVCache
 
     attention.install()
     module = cache_module()
-    for cls in (PackedKVCache, BatchPackedKVCache, TieredKVCache, EvictingKVCache, BatchEvictingKVCache):
+    ours = (
+        *(PackedKVCache, BatchPackedKVCache),
+        *(TieredKVCache, BatchTieredKVCache),
+        *(EvictingKVCache, BatchEvictingKVCache),
+    )
+    for cls in ours:
         present = getattr(module, cls.__name__, None)
         if present is not None and present is not cls:
             raise EngineUnavailable(

@@ -1,0 +1,100 @@
+"""Where the tokens of one call go in the tiers of a batch whose rows have lengths of their own: indices, no numbers.
+
+Rows are handled together: what differs between them is in index arrays, of which keys and values share one set, so
+that a call makes as many MLX calls for eight rows as for one. Which groups are complete is known from whole numbers
+alone; the device is never waited for.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from veloxquant.caches.rows import Taken
+    from veloxquant.caches.tiered_layout import Layout
+
+
+class Moves:
+    """One call of `tokens` tokens: what goes to the sinks, to the ring, and from there into packed groups.
+
+    Recent columns, as attention and packing take them, are the ring as it is after a call of one token. For a longer
+    call they are the ring as it was, in order, and then the call's tokens, padding and all: column c of a row is at
+    position `begins` + c.
+    """
+
+    def __init__(self, layout: Layout, taken: Taken, tokens: int) -> None:
+        self.layout, self.tokens = layout, tokens
+        self.firsts, self.starts, self.offsets = taken.firsts, taken.starts, taken.offsets
+        self.ends = tuple(start + count for start, count in zip(taken.starts, taken.counts, strict=True))
+        group, spans = layout.group, [*zip(self.starts, self.ends, strict=True)]
+        self.groups = [
+            (row, at)
+            for row, (start, end) in enumerate(spans)
+            for at in range(layout.packed(start) // group, layout.packed(end) // group)
+        ]
+        """(row, index of a group) that the call completes."""
+        self.first = [start == 0 < end for start, end in spans]
+        """Whether a row has its first token here."""
+        self.sink = any(start < min(end, layout.sinks) for start, end in spans)
+        """Whether some row has a token for the sinks."""
+        self.ring = [row for row, (start, end) in enumerate(spans) if end > max(start, layout.sinks)]
+        """Rows that have a token for the ring."""
+
+    @property
+    def begins(self) -> tuple[int, ...] | None:
+        """Position of the first recent column of each row; None where the columns are the ring's slots."""
+        return None if self.tokens == 1 else tuple(offset - self.layout.ring for offset in self.offsets)
+
+    @cached_property
+    def first_tokens(self) -> tuple[Any, Any]:
+        """The token of the call that is a row's first own one, (rows, 1), and whether it is at position 0, (rows,)."""
+        last = self.tokens - 1
+        return mx.array([[min(first, last)] for first in self.firsts]), mx.array(self.first)
+
+    @cached_property
+    def sink_tokens(self) -> tuple[Any, Any]:
+        """(rows, sinks) each: the token of the call for each sink, and whether there is one."""
+        return self._tokens(mx.arange(self.layout.sinks))
+
+    @cached_property
+    def ring_tokens(self) -> tuple[Any, Any]:
+        """(rows, ring) each: the token of the call that stays in each slot, and whether there is one."""
+        ring, sinks = self.layout.ring, self.layout.sinks
+        last = column(self.ends) - (1 + sinks)
+        places = last - mx.remainder(last - mx.arange(ring), ring)  # the newest of each slot, counted from S on
+        return self._tokens(mx.where(places < 0, -1 - sinks, places) + sinks)
+
+    @cached_property
+    def ring_slots(self) -> tuple[Any, Any]:
+        """For a call of one token: rows and slots that are written, (writing rows,) each."""
+        slots = [(self.starts[row] - self.layout.sinks) % self.layout.ring for row in self.ring]
+        return mx.array(self.ring), mx.array(slots)
+
+    @cached_property
+    def ring_order(self) -> Any:
+        """(rows, ring): the slot of each recent column of a call of several tokens."""
+        return mx.remainder(column(self.offsets) - self.layout.sinks + mx.arange(self.layout.ring), self.layout.ring)
+
+    def places(self, first: int, last: int) -> tuple[Any, Any, Any]:
+        """Of some of `groups`: rows (k, 1), group indices (k, 1), and recent columns of the tokens (k, group)."""
+        rows = [row for row, _ in self.groups[first:last]]
+        at = mx.array([at for _, at in self.groups[first:last]])[:, None]
+        columns = at * self.layout.group + mx.arange(self.layout.group)
+        if self.begins is None:
+            columns = columns % self.layout.ring
+        else:
+            columns = columns + self.layout.sinks - column([self.begins[row] for row in rows])
+        return mx.array(rows)[:, None], at, columns
+
+    def _tokens(self, places: Any) -> tuple[Any, Any]:
+        """The call's token at each position, (rows or 1, k), and whether it is the row's own."""
+        index = mx.clip(places - column(self.offsets), 0, self.tokens - 1)
+        return index, (places >= column(self.starts)) & (places < column(self.ends))
+
+
+def column(numbers: tuple[int, ...] | list[int]) -> Any:
+    """int32 (count, 1)."""
+    return mx.array(numbers, dtype=mx.int32)[:, None]
