@@ -22,9 +22,12 @@ def register() -> None:
     attention.install()
     module = cache_module()
     ours = (
-        *(PackedKVCache, BatchPackedKVCache),
-        *(TieredKVCache, BatchTieredKVCache),
-        *(EvictingKVCache, BatchEvictingKVCache),
+        PackedKVCache,
+        BatchPackedKVCache,
+        TieredKVCache,
+        BatchTieredKVCache,
+        EvictingKVCache,
+        BatchEvictingKVCache,
     )
     for cls in ours:
         present = getattr(module, cls.__name__, None)
