@@ -1,0 +1,101 @@
+"""What mlx-lm reads off a cache, and what a list of caches must be before the first token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from veloxquant.caches.held import arrays, held_bytes
+from veloxquant.errors import MethodRefused
+from veloxquant.measure.conformance.outcome import failed, unless
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from veloxquant.measure.conformance.outcome import Verdict
+    from veloxquant.measure.conformance.subject import Subject
+
+_UNLIKELY_WIDTHS = (7, 80, 100, 2049)
+"""Of which at least some cannot be kept in groups, words or rotations."""
+_NEEDED = ("update_and_fetch", "make_mask", "is_trimmable", "trim", "size", "empty", "from_state")
+
+
+def attributes_are_the_engines(subject: Subject) -> Verdict:
+    """No length and no truth value, `bits` and `group_size` together or not at all, all that mlx-lm calls."""
+    problems: list[tuple[str, str]] = []
+    for caches in (subject.caches(), subject.held):
+        for index, cache in subject.packed(caches).items():
+            where = f"layer {index}, a {type(cache).__name__}"
+            falsy = [name for name in ("__len__", "__bool__") if hasattr(type(cache), name)]
+            problems += [(f"no {name} in {where}: `cache or default` would drop it", "there is one") for name in falsy]
+            if hasattr(cache, "bits") != hasattr(cache, "group_size"):
+                problems.append((f"bits and group_size together in {where}", "one of them alone"))
+            missing = [name for name in _NEEDED if not callable(getattr(cache, name, None))]
+            problems += [(f"{where} with {name}()", "none") for name in missing]
+    return unless(problems)
+
+
+def flags_are_kept(subject: Subject) -> Verdict:
+    """`batchable` is whether the caches have a `merge`, which mlx-lm takes for the promise; `trimmable` as they say."""
+    caches = subject.packed(subject.held)
+    merging = {index: hasattr(cache, "merge") for index, cache in caches.items()}
+    trimmable = {index: cache.is_trimmable() for index, cache in caches.items()}
+    problems = []
+    for flag, promised, found in (
+        ("batchable", subject.method.batchable, merging),
+        ("trimmable", subject.method.trimmable, trimmable),
+    ):
+        other = [index for index, value in found.items() if value is not promised]
+        if other:
+            problems.append((f"{flag} = {promised} to be so in every layer", f"{not promised} in layer {other[0]}"))
+    return unless(problems)
+
+
+def each_request_gets_its_own(subject: Subject) -> Verdict:
+    """Two lists share nothing: using one leaves the other empty."""
+    first, second = subject.caches(), subject.caches()
+    subject.logits(first, subject.text(count=9))
+    for index, cache in subject.packed(second).items():
+        if cache is first[index]:
+            return failed(f"a fresh cache for each request in layer {index}", "the same object twice")
+        if not cache.empty() or cache.offset or held_bytes(cache):
+            return failed(f"an empty cache in layer {index} after another request", f"offset {cache.offset}")
+        shared = {id(array) for array in arrays(cache)} & {id(array) for array in arrays(first[index])}
+        if shared:
+            return failed(f"arrays of its own in layer {index}", f"{len(shared)} shared with another request")
+    inside = [id(cache) for cache in subject.packed(second).values()]
+    return unless([] if len(set(inside)) == len(inside) else [("a cache for each layer", "one for several")])
+
+
+def refusals_come_first(subject: Subject) -> Verdict:
+    """A width that the planning half refuses, `build` refuses with MethodRefused; one that it takes, is built."""
+    index = subject.architecture.takes[0] if subject.architecture.takes else 0
+    part = subject.layers[index].packable
+    assert part is not None  # noqa: S101 -- every architecture of the table keeps K and V that grow
+    for width in _UNLIKELY_WIDTHS:
+        changed = msgspec.structs.replace(part, key_width=width, value_width=width)
+        told = subject.method.refuses(subject.variant, changed)
+        error = _error_of(subject, index, changed)
+        if told is not None and error is None:
+            return failed(f"MethodRefused from build at width {width}: {told[1]}", "a cache")
+        if told is None and error is not None:
+            return failed(f"a cache at width {width}, which refuses() takes", f"{type(error).__name__}: {error}")
+        if error is not None and not isinstance(error, MethodRefused):
+            return failed(f"MethodRefused at width {width}", f"{type(error).__name__}: {error}")
+    return unless([])
+
+
+def _error_of(subject: Subject, index: int, part: Any) -> Exception | None:
+    """What building for a part raises, or the first token through it."""
+    import mlx.core as mx
+
+    try:
+        cache = subject.build(index, part)
+        cache.update_and_fetch(
+            mx.ones((1, part.heads, 3, part.key_width)), mx.ones((1, part.heads, 3, part.value_width))
+        )
+        mx.eval(cache.state)
+    except Exception as error:  # noqa: BLE001 -- a stranger's cache: its kind is what is asked
+        return error
+    return None
