@@ -85,8 +85,9 @@ class AffineCodec:
 
     def _product(self, rows: Any, stored: Arrays, *, transpose: bool) -> Any:
         packed, scales, biases = stored
-        if rows.shape[-2] >= MANY_ROWS:
-            unpacked = self.decode(stored, (), mx.float32)
-            return rows @ (unpacked.swapaxes(-1, -2) if transpose else unpacked)
         wide = (scales.astype(mx.float32), biases.astype(mx.float32))
-        return mx.quantized_matmul(rows, packed, *wide, transpose=transpose, group_size=self.group, bits=self.bits)
+        how = {"group_size": self.group, "bits": self.bits}
+        if rows.shape[-2] < MANY_ROWS:
+            return mx.quantized_matmul(rows, packed, *wide, transpose=transpose, **how)
+        unpacked = mx.dequantize(packed, *wide, **how)
+        return rows @ (unpacked.swapaxes(-1, -2) if transpose else unpacked)

@@ -70,7 +70,8 @@ class PerChannelCodec:
 
     def decode(self, stored: Arrays, fixed: Arrays, dtype: Any) -> Any:
         """What mx.dequantize gives, tokens x width again, in `dtype`."""
-        apart = self._unpacked(stored).swapaxes(-1, -2)
+        words, scales, biases = stored
+        apart = mx.dequantize(words, scales, biases, group_size=self.group, bits=self.bits).swapaxes(-1, -2)
         return apart.reshape(*apart.shape[:-3], -1, self.width).astype(dtype)
 
     def ready(self, queries: Any, fixed: Arrays) -> Any:
@@ -92,14 +93,10 @@ class PerChannelCodec:
         return mixed
 
     def _product(self, rows: Any, stored: Arrays, *, transpose: bool) -> Any:
-        if rows.shape[-2] >= MANY_ROWS:
-            unpacked = self._unpacked(stored).astype(mx.float32)
-            return rows @ (unpacked.swapaxes(-1, -2) if transpose else unpacked)
         words, scales, biases = stored
         wide = (scales.astype(mx.float32), biases.astype(mx.float32))
-        return mx.quantized_matmul(rows, words, *wide, transpose=transpose, group_size=self.group, bits=self.bits)
-
-    def _unpacked(self, stored: Arrays) -> Any:
-        """(..., slots, width, group)."""
-        words, scales, biases = stored
-        return mx.dequantize(words, scales, biases, group_size=self.group, bits=self.bits)
+        how = {"group_size": self.group, "bits": self.bits}
+        if rows.shape[-2] < MANY_ROWS:
+            return mx.quantized_matmul(rows, words, *wide, transpose=transpose, **how)
+        unpacked = mx.dequantize(words, *wide, **how)
+        return rows @ (unpacked.swapaxes(-1, -2) if transpose else unpacked)
