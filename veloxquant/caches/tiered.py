@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.caches.codec import Codec
+    from veloxquant.caches.tiered_batch import BatchTieredKVCache
 
 LAYOUT = 1
 """Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
@@ -142,6 +143,13 @@ class TieredKVCache:
         cache = cls.__new__(cls)
         cache.state = state
         return cache
+
+    @classmethod
+    def merge(cls, caches: Sequence[TieredKVCache]) -> BatchTieredKVCache:
+        """The batch twin with a row for each cache. Raises MethodRefused for caches unlike each other."""
+        from veloxquant.caches.tiered_batch import BatchTieredKVCache
+
+        return BatchTieredKVCache.merge(caches)
 
     def make_mask(self, *args: Any, **options: Any) -> Any:
         """The engine's own mask for the next tokens: None, "causal" or an array."""
