@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from veloxquant.caches.codecs import AffineCodec, FloatCodec, TurboQuantMSE, make
+from veloxquant.caches.codecs import AffineCodec, FloatCodec, PerChannelCodec, TurboQuantMSE, make
 from veloxquant.caches.hadamard import rotate
 from veloxquant.caches.packed import PackedKVCache
 from veloxquant.caches.rotated import RotatedCodec
@@ -65,6 +65,20 @@ def test_a_tokens_codes_do_not_depend_on_its_call(codec: RotatedCodec, dtype: mx
         parts = [codec.encode(x[:, :, at : at + size], fixed) for at in range(0, 21, size)]
         joined = [mx.concatenate(list(same), axis=2) for same in zip(*parts, strict=True)]
         assert all(mx.array_equal(a, b) for a, b in zip(joined, whole, strict=True))
+
+
+def test_per_channel_keys_are_packed_rotated() -> None:
+    """Whole groups of 64 tokens; scores are those of unpacked keys, and nothing is unpacked for them."""
+    codec = RotatedCodec(80, PerChannelCodec(80, 4, 64))
+    x, queries = tensor(80, tokens=128), tensor(80, tokens=3, seed=1)
+    stored = codec.encode(x, ())
+    decoded = np.array(codec.decode(stored, (), mx.float32)).astype(np.float64)
+    scores = codec.scores(codec.ready(queries, ()), stored, ())
+    expected = np.array(queries).astype(np.float64) @ decoded.swapaxes(-1, -2)
+    assert (codec.tokens, codec.native, stored[0].shape[2]) == (64, True, 2)
+    assert np.abs(np.array(scores) - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(decoded - np.array(x)).max() < 4
+    assert make(codec.describe()) == codec
 
 
 def test_rotated_floats_come_back() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from veloxquant.caches import by_head
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.per_channel import PerChannelCodec
-from veloxquant.caches.refit import RefitAffineCodec
+from veloxquant.caches.refit import RefitAffineCodec, RefitPerChannelCodec
 from veloxquant.caches.rotated import described
 from veloxquant.caches.symmetric import SymmetricCodec
 from veloxquant.caches.turboquant import TurboQuantMSE, TurboQuantProd
@@ -24,8 +25,10 @@ _CODECS: Mapping[str, Callable[..., Any]] = {
     "affine": AffineCodec,
     "per_channel": PerChannelCodec,
     "affine_refit": RefitAffineCodec,
+    "per_channel_refit": RefitPerChannelCodec,
     "symmetric": SymmetricCodec,
     "rotated": described,
+    "by_head": by_head.described,
     "turboquant_mse": TurboQuantMSE,
     "turboquant_prod": TurboQuantProd,
 }

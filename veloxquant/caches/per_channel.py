@@ -66,7 +66,7 @@ class PerChannelCodec:
             message = f"{x.shape[-2]} tokens are no whole groups of {self.group}"
             raise MethodRefused(message, hint="keep the rest of a group in another tier")
         apart = x.reshape(*x.shape[:-2], -1, self.group, self.width).swapaxes(-1, -2)
-        return tuple(mx.quantize(apart, group_size=self.group, bits=self.bits))
+        return self._quantized(apart)
 
     def decode(self, stored: Arrays, fixed: Arrays, dtype: Any) -> Any:
         """What mx.dequantize gives, tokens x width again, in `dtype`."""
@@ -91,6 +91,10 @@ class PerChannelCodec:
     def settle(self, mixed: Any, fixed: Arrays) -> Any:
         """Nothing to bring back."""
         return mixed
+
+    def _quantized(self, apart: Any) -> Arrays:
+        """Of groups along the last axis."""
+        return tuple(mx.quantize(apart, group_size=self.group, bits=self.bits))
 
     def _product(self, rows: Any, stored: Arrays, *, transpose: bool) -> Any:
         words, scales, biases = stored

@@ -8,7 +8,11 @@ are taken once more, so that they fit what is read back.
 
 Every sum is exact or has a written order of additions, so that a group's codes do not depend on what else is in a call.
 
-Mean squared error of standard normal numbers in groups of 64, levels of extremes and refitted: see docs/methods.md.
+Mean squared error at 2, 3, 4, 5 bits in groups of 64, of mx.quantize and refitted: of standard normal numbers 0.157 and
+0.107, 0.0365 and 0.0284, 0.0083 and 0.0070, 0.0020 and 0.0017. Of SmolLM2-135M's keys, channel by channel at 2, 3, 4
+bits and relative to their squares: 0.046 and 0.027, 0.0093 and 0.0070, 0.0021 and 0.0017. Packing takes 0.13 us a
+number on a CPU core, some fifty times as long as mx.quantize, and a hundred operations, so that it belongs where tokens
+are packed many at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import mlx.core as mx
 
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.packing import pack
+from veloxquant.caches.per_channel import PerChannelCodec
 
 if TYPE_CHECKING:
     from veloxquant.caches.codec import Arrays
@@ -55,6 +60,18 @@ class RefitAffineCodec(AffineCodec):
         """Words (..., width x bits / 32), scales and biases (..., width / group) in the dtype of x."""
         stored = affine(x.reshape(*x.shape[:-1], -1, self.group), self.bits)
         return tuple(array.reshape(*x.shape[:-1], -1) for array in stored)
+
+
+@dataclass(frozen=True)
+class RefitPerChannelCodec(PerChannelCodec):
+    """Per-channel keys with refitted codes: the same bytes and kernels as PerChannelCodec."""
+
+    def describe(self) -> dict[str, int | float | str]:
+        """Name, width, bits, group."""
+        return {**super().describe(), "name": "per_channel_refit"}
+
+    def _quantized(self, apart: Any) -> Arrays:
+        return affine(apart, self.bits)
 
 
 def affine(x: Any, bits: int) -> Arrays:

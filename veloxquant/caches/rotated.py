@@ -51,6 +51,11 @@ class RotatedCodec:
         """The inner codec's."""
         return self.inner.space
 
+    @property
+    def native(self) -> bool:
+        """Whether products with a few rows read what is stored: the inner codec's."""
+        return bool(getattr(self.inner, "native", False))
+
     def describe(self) -> dict[str, int | float | str]:
         """Name, width, seed, and the inner codec's description as JSON."""
         inner = json.dumps(self.inner.describe(), sort_keys=True)
