@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from veloxquant.measure.conformance.subject import Subject
 
 STEPS = 12
-_MAY_KEEP = {"width"}
-"""Reasons of a trace for which a method that takes other layers may leave a layer alone."""
 
 
 def layers_are_the_methods_or_the_engines(subject: Subject) -> Verdict:
@@ -28,17 +26,13 @@ def layers_are_the_methods_or_the_engines(subject: Subject) -> Verdict:
     if beyond:
         return failed(f"only layers {list(takes)} packed", f"layers {beyond} packed, too")
     for index in set(takes) - set(packed):
-        if kept[index].reason not in _MAY_KEEP and not _is_declared(subject, index):
+        if index in subject.willing:
             return failed(f"layer {index} packed, or refused by the method", f"the engine raised {kept[index].detail}")
     fresh, own = subject.caches(), engine.fresh_caches(subject.model)
     for index in set(range(len(own))) - set(packed):
         if type(fresh[index]) is not type(own[index]):
             return failed(f"layer {index} with a {type(own[index]).__name__}", type(fresh[index]).__name__)
     return refused(subject.refusal) if subject.refusal is not None else unless([])
-
-
-def _is_declared(subject: Subject, index: int) -> bool:
-    return subject.method.refuses(subject.variant, subject.part(index)) is not None
 
 
 def bytes_are_those_held(subject: Subject) -> Verdict:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from veloxquant.measure.conformance import models
 from veloxquant.measure.conformance.outcome import failed, not_applicable, unless
-from veloxquant.measure.conformance.subject import MORE
+from veloxquant.measure.conformance.subject import MORE, rms
 
 if TYPE_CHECKING:
     from veloxquant.measure.conformance.outcome import Verdict
@@ -17,7 +18,10 @@ def moves_the_logits(subject: Subject) -> Verdict:
     count = subject.prompt_tokens
     moved, noise = subject.moved(count), subject.noise(count)
     if moved > noise:
-        return unless([])
+        own = models.own_logits(subject.architecture.name, count)
+        spread = rms(own - own.mean())
+        told = f"logits that differ by {moved:.2g}, and the engine's own vary by {spread:.2g} in all"
+        return unless([] if moved < spread else [("logits nearer to the engine's than a constant is", told)])
     indices = subject.probe.packed
     saving = [index for index in indices if subject.declared(index, ((count, 1),)) < _own_bytes(subject, index, count)]
     if not saving:

@@ -49,7 +49,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORT = Effort(lengths=(150, 300), chunks=(7, 64), single_tokens=40, batches=(2,), generated=8)
-PLAIN = Effort(lengths=(150, 300), chunks=(1, 7, 64, 513), single_tokens=150, batches=(2, 8), generated=12)
+PLAIN = Effort(lengths=(150, 300), chunks=(1, 7, 64, 513), single_tokens=120, batches=(2, 8), generated=12)
 """The short run's on plain attention, where it costs least."""
 FULL = Effort(lengths=(150, 300, 600), chunks=(1, 7, 64, 513), single_tokens=600, batches=(2, 8), generated=24)
 
@@ -88,11 +88,16 @@ class Subject:
         return self._by_layer.get(index, self.variant)
 
     @functools.cached_property
+    def willing(self) -> tuple[int, ...]:
+        """Layers that the architecture lets a cache stand in for, and whose part the method does not refuse."""
+        takes = self.architecture.takes
+        return tuple(index for index in takes if self.method.refuses(self.variant, self.part(index)) is None)
+
+    @functools.cached_property
     def _by_layer(self) -> dict[int, Variant]:
-        parts = {index: part for index in self.architecture.takes if (part := self.layers[index].packable) is not None}
-        willing = {index: part for index, part in parts.items() if self.method.refuses(self.variant, part) is None}
-        chosen = layer_params(self.method, self.variant, willing, models.calibration(self.architecture.name))
-        return {index: for_layer(self.variant, params) for index, params in zip(sorted(willing), chosen, strict=False)}
+        parts = {index: self.part(index) for index in self.willing}
+        chosen = layer_params(self.method, self.variant, parts, models.calibration(self.architecture.name))
+        return {index: for_layer(self.variant, params) for index, params in zip(parts, chosen, strict=False)}
 
     def build(self, index: int, part: CachePart) -> Any:
         """A fresh cache of one layer."""

@@ -37,7 +37,7 @@ CHECKS: Mapping[str, Callable[[Subject], Verdict]] = {
 }
 """Check -> what it asks; its docstring is the promise."""
 
-_WITHOUT_CACHES = ("layers", "refusal")
+_WITHOUT_CACHES = ("layers", "surface", "refusal")
 """Asked of a variant that is refused on every layer, too."""
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from veloxquant.caches.held import arrays, held_bytes
 from veloxquant.errors import MethodRefused
-from veloxquant.measure.conformance.outcome import failed, unless
+from veloxquant.measure.conformance.outcome import failed, refused, unless
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,16 +23,19 @@ _NEEDED = ("update_and_fetch", "make_mask", "is_trimmable", "trim", "size", "emp
 
 def attributes_are_the_engines(subject: Subject) -> Verdict:
     """No length and no truth value, `bits` and `group_size` together or not at all, all that mlx-lm calls."""
+    fresh = {index: subject.build(index, subject.part(index)) for index in subject.willing}
+    if not fresh:
+        return refused(str(subject.refusal))
+    used = subject.packed(subject.held) if subject.probe.packed else {}
     problems: list[tuple[str, str]] = []
-    for caches in (subject.caches(), subject.held):
-        for index, cache in subject.packed(caches).items():
-            where = f"layer {index}, a {type(cache).__name__}"
-            falsy = [name for name in ("__len__", "__bool__") if hasattr(type(cache), name)]
-            problems += [(f"no {name} in {where}: `cache or default` would drop it", "there is one") for name in falsy]
-            if hasattr(cache, "bits") != hasattr(cache, "group_size"):
-                problems.append((f"bits and group_size together in {where}", "one of them alone"))
-            missing = [name for name in _NEEDED if not callable(getattr(cache, name, None))]
-            problems += [(f"{where} with {name}()", "none") for name in missing]
+    for index, cache in (*fresh.items(), *used.items()):
+        where = f"layer {index}, a {type(cache).__name__}"
+        falsy = [name for name in ("__len__", "__bool__") if hasattr(type(cache), name)]
+        problems += [(f"no {name} in {where}: `cache or default` would drop it", "there is one") for name in falsy]
+        if hasattr(cache, "bits") != hasattr(cache, "group_size"):
+            problems.append((f"bits and group_size together in {where}", "one of them alone"))
+        missing = [name for name in _NEEDED if not callable(getattr(cache, name, None))]
+        problems += [(f"{where} with {name}()", "none") for name in missing]
     return unless(problems)
 
 
