@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks.records import BenchmarkRecord
-from veloxquant.methods.method import Method, QualityPrior, Variant
+from veloxquant.errors import MethodRefused
+from veloxquant.methods.method import Method, Parameter, QualityPrior, Variant
 from veloxquant.planner.plan import plan
 from veloxquant.planner.request import PlanRequest
 from veloxquant.planner.snapshot import Offer, QuarantinedMethod, Snapshot
@@ -126,6 +127,38 @@ class Synthetic(Method):
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """Given."""
         return QualityPrior(kl_mean=self._kl, low=self._kl / self._spread, high=self._kl * self._spread, source="test")
+
+
+class Counting(Synthetic):
+    """Counts its own slots: whole steps of what is older than `lag` tokens, at most `bound` of them."""
+
+    def __init__(
+        self, name: str, bits: Any, kl: float, *, step: int, lag: int = 0, bound: Any = None, **more: Any
+    ) -> None:
+        super().__init__(name, bits, kl, **more)
+        self._step, self._lag, self._bound = step, lag, bound
+
+    def slots(self, variant: Variant, part: CachePart, tokens: int) -> int:
+        """By length alone."""
+        grown = -(-max(0, tokens - self._lag) // self._step) * self._step
+        bound = variant.params.get("bound", self._bound)
+        return grown if bound is None else min(grown, bound)
+
+
+class PerLayer(Counting):
+    """Bounded by a budget that halves from the first packed layer to the last; `needs` a calibration or not."""
+
+    needs = False
+
+    def parameters(self) -> list[Parameter]:
+        """The bound."""
+        return [Parameter(name="bound", kind="int", low=1)]
+
+    def layer_params(self, variant: Variant, places: Any, calibration: Any) -> Any:
+        """The first half of the layers get `bound` slots, the others half of them."""
+        if self.needs and calibration is None:
+            raise MethodRefused("this model was not calibrated", hint="run a calibration", field="calibration")
+        return [{"bound": self._bound if 2 * p.order < p.count else self._bound // 2} for p in places]
 
 
 @dataclass(frozen=True)

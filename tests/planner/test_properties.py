@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from planner_kit import GIB, Own, Synthetic, ask, every, kv, mac, model, offers, state, window
+from planner_kit import GIB, Counting, Own, PerLayer, Synthetic, ask, every, kv, mac, model, offers, state, window
 
 from veloxquant.planner.decide import decide, floors_missed, place
 from veloxquant.planner.option import Option, consider
@@ -44,18 +44,32 @@ MODELS = st.builds(
     active_parameters=st.sampled_from((10**8, 10**9)),
 )
 BITS = st.floats(1, 12, allow_nan=False)
-METHODS = st.lists(
-    st.tuples(BITS, st.floats(1e-5, 4), st.floats(1, 4), st.integers(0, 2**20), st.booleans(), st.booleans()),
-    min_size=1,
-    max_size=6,
-).map(
-    lambda rows: offers(
-        Own(),
-        *(
-            Synthetic(f"m{i}", bits, kl, spread=spread, fixed=fixed, batchable=batchable, fused=fused)
-            for i, (bits, kl, spread, fixed, batchable, fused) in enumerate(rows)
-        ),
-    )
+GROWTH = st.one_of(
+    st.none(),
+    st.fixed_dictionaries({"step": st.sampled_from((1, 64, 96, 256)), "lag": st.integers(0, 300)}),
+    st.fixed_dictionaries({"step": st.sampled_from((1, 64)), "bound": st.integers(2, 5000)}),
+)
+"""By the engine's rule; by the method's own count; bounded."""
+
+
+def _method(name: str, row: Any) -> Synthetic:
+    bits, kl, growth, by_layer, options = row
+    if growth is None:
+        return Synthetic(name, bits, kl, **options)
+    kind = PerLayer if by_layer and growth.get("bound") else Counting
+    return kind(name, bits, kl, **growth, **options)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "spread": st.floats(1, 4),
+        "fixed": st.integers(0, 2**20),
+        "batchable": st.booleans(),
+        "fused": st.booleans(),
+    }
+)
+METHODS = st.lists(st.tuples(BITS, st.floats(1e-5, 4), GROWTH, st.booleans(), OPTIONS), min_size=1, max_size=6).map(
+    lambda rows: offers(Own(), *(_method(f"m{i}", row) for i, row in enumerate(rows)))
 )
 # Steps that divide 256 or are multiples of it: with others the engine itself holds fewer slots at some longer lengths.
 STEPS = st.sampled_from((32, 64, 128, 256, 512, 2048, 4096))
