@@ -98,6 +98,7 @@ class TurboQuantMSE(Method):
     version = "1"
     summary = "random rotation and Lloyd-Max levels, packed from the first token"
     paper = "2504.19874"
+    batchable = True
     fused_attention = True
 
     label = "turboquant-mse"

@@ -126,8 +126,7 @@ class BatchPackedKVCache:
         batch = cls(first.key_codec, first.value_codec, first.step, len(caches))
         batch.rows = Rows([cache.offset for cache in caches])
         ones = [cls._row(cache) for cache in caches]
-        for one in ones:
-            _refuse_unlike(batch, one)
+        _refuse_unlike(batch, *ones)
         for at, store in enumerate(batch.stores):
             store.join([(one.stores[at], 1) for one in ones], batch._slots())
         batch._offsets = tuple(batch.rows.lengths)
@@ -230,14 +229,15 @@ class BatchPackedKVCache:
             )
 
 
-def _refuse_unlike(batch: BatchPackedKVCache, other: BatchPackedKVCache) -> None:
-    ours, theirs = batch.describe(), other.describe()
-    if ours != theirs:
+def _refuse_unlike(batch: BatchPackedKVCache, *others: BatchPackedKVCache) -> None:
+    ours = batch.describe()
+    for theirs in (other.describe() for other in others):
         different = [name for name in ours if ours[name] != theirs[name]]
-        raise MethodRefused(
-            f"caches whose {', '.join(different)} differ cannot be one batch: {quoted(ours)} and {quoted(theirs)}",
-            hint="build all caches of a batch from one plan",
-        )
-    heads = {batch.heads(), other.heads()} - {None}
+        if different:
+            raise MethodRefused(
+                f"caches whose {', '.join(different)} differ cannot be one batch: {quoted(ours)} and {quoted(theirs)}",
+                hint="build all caches of a batch from one plan",
+            )
+    heads = {one.heads() for one in (batch, *others)} - {None}
     if len(heads) > 1:
-        raise MethodRefused(f"caches of {heads} KV heads cannot be one batch", hint="use caches of one model")
+        raise MethodRefused(f"caches of {quoted(heads)} KV heads cannot be one batch", hint="use caches of one model")
