@@ -19,7 +19,7 @@ from veloxquant.caches.rows import Rows
 from veloxquant.caches.tiered import LAYOUT, TieredKVCache
 from veloxquant.caches.tiered_attention import Tier, Tiered
 from veloxquant.caches.tiered_batch_moves import Moves
-from veloxquant.caches.tiered_batch_part import BatchPart
+from veloxquant.caches.tiered_batch_part import BatchPart, refuse_unlike
 from veloxquant.caches.tiered_layout import Layout
 from veloxquant.caches.tiered_sight import Sight
 from veloxquant.errors import MethodRefused
@@ -124,6 +124,8 @@ class BatchTieredKVCache:
     def extend(self, other: BatchTieredKVCache) -> None:
         """Other rows after these. Raises MethodRefused for other codecs or tiers, heads or formats."""
         _refuse_unlike(_like(self), _like(other))
+        for part, more in zip(self._parts, other._parts, strict=True):
+            refuse_unlike([part, more])  # before anything is changed
         held = self.rows.count, other.rows.count
         self.rows.extend(other.rows)
         for part, more in zip(self._parts, other._parts, strict=True):

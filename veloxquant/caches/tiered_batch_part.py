@@ -58,13 +58,13 @@ class BatchPart(Part):
     def join(self, parts: Sequence[tuple[Part, int]], room: int) -> None:
         """All rows of some parts of the same codecs, each with its count of rows, in this order.
 
-        Raises MethodRefused for arrays of other heads or formats.
+        Raises MethodRefused as `refuse_unlike` does.
         """
+        refuse_unlike([part for part, _ in parts])
         found = {name: [list(getattr(part, name)) for part, _ in parts] for name in _LISTS}
         found["packed"] = [[fitted(array, room) for array in held] for held in found["packed"]]
         for name, lists in found.items():
             like: list[Any] = next((held for held in lists if held), [])
-            _refuse_unlike(like, lists)
             empty = [[_none_of(one, count) for one in like] for _, count in parts]
             filled = [held or rest for held, rest in zip(lists, empty, strict=True)]
             self._set(name, [mx.concatenate(list(same)) for same in zip(*filled, strict=True)] if like else [])
@@ -144,7 +144,7 @@ def _taken(array: Any, index: Any) -> Any:
 def _put(old: Any, new: Any, index: Any, valid: Any) -> Any:
     """`old` (rows, heads, k, ...) with slot s of a row from `new` at `index`, where that is valid, (rows, k) each."""
     shape = (valid.shape[0], 1, -1, *[1] * (old.ndim - 3))
-    return mx.where(valid.reshape(shape), _taken(new, index), old)
+    return mx.where(valid.reshape(shape), _taken(new, index).astype(old.dtype), old)
 
 
 def _zeros(like: Any, slots: int) -> Any:
@@ -159,11 +159,18 @@ def _beside(chosen: Any, array: Any) -> Any:
     return chosen.reshape(-1, *[1] * (array.ndim - 1))
 
 
-def _refuse_unlike(like: Sequence[Any], lists: Sequence[Sequence[Any]]) -> None:
-    expected = [(array.shape[1:], array.dtype) for array in like]
-    for held in lists:
-        found = [(array.shape[1:], array.dtype) for array in held]
-        if held and found != expected:
+def refuse_unlike(parts: Sequence[Part]) -> None:
+    """Raises MethodRefused for parts whose arrays are of other heads, widths or formats than the first one's."""
+    for name in _LISTS:
+        held = [getattr(part, name) for part in parts if getattr(part, name)]
+        found = [[_kind(array, grows=name == "packed") for array in arrays] for arrays in held]
+        if any(kinds != found[0] for kinds in found):
             raise MethodRefused(
-                f"arrays of {found} and of {expected} cannot be rows of one batch", hint="join caches of one model"
+                f"caches that hold arrays of {found[0]} and of {next(one for one in found if one != found[0])}",
+                hint="join caches of one model",
             )
+
+
+def _kind(array: Any, *, grows: bool) -> str:
+    shape = [*array.shape[1:2], *array.shape[3:]] if grows else array.shape[1:]
+    return f"{tuple(shape)} {array.dtype}"
