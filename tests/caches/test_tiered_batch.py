@@ -105,6 +105,15 @@ def test_two_unequal_rows_are_their_single_runs(padding: list[int]) -> None:
     rows.decode(100)
 
 
+@EVERY
+def test_prompts_padded_on_the_left_are_taken_from_their_right_end(kind: str) -> None:
+    """As older callers pad an empty batch: in calls of 40, some of which are padding alone for some rows."""
+    rows = drive(kind)
+    rows.start([0, 0, 0, 0])
+    rows.prompt([130, 69, 5, 1], step=40, left=True)
+    rows.decode(35)
+
+
 PLANS = st.lists(
     st.tuples(
         st.sampled_from(("start", "prompt", "left", "decode", "filter", "split", "copy", "restore", "extract")),
