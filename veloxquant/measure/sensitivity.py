@@ -1,0 +1,167 @@
+"""How much a model minds quantized K and V, head by head and bit by bit, from one text and a few backward passes.
+
+To second order an error e in stored K or V moves the model's distribution by KL = 1/2 e' F e, where F is the Fisher
+information, the mean of g g' over gradients g of log p(y) with y drawn from the model's own distribution (Martens,
+arXiv 1412.1193, section 9). g comes out of a backward pass for all layers at once, and e is what the codec really does
+to this K and V. Errors of different tokens are taken as independent, so that the mean KL a token of one head is
+
+    1/2 x sum over tokens (g_token . e_token)^2 / tokens
+
+averaged over draws. One forward and `draws` backward passes take the place of a run of the model for each head, bits
+and side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from veloxquant.caches.engine import cache_module
+from veloxquant.errors import InvalidParams, MethodRefused
+from veloxquant.profiles.calibration import LayerSensitivity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from veloxquant.caches.codec import Codec
+
+    Codecs = Callable[[int, int], tuple[Codec, Codec]]
+    """(width, bits) -> codecs of keys and of values."""
+    Stored = dict[int, tuple[Any, Any]]
+    """K and V, or their gradients, (1, heads, tokens, width), by place in the engine's cache list."""
+
+DRAWS = 4
+"""Labels drawn for each token: with 512 tokens 2,048 squares in a mean."""
+LEAST_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer's K and V of the text and what the model's answer draws from them, float32 (heads, tokens, width)."""
+
+    index: int
+    keys: Any
+    values: Any
+    key_gradients: tuple[Any, ...]
+    value_gradients: tuple[Any, ...]
+
+
+def sensitivities(
+    model: Any, tokens: Sequence[int], bits: Sequence[int], codecs: Codecs, *, sinks: int = 4, draws: int = DRAWS
+) -> tuple[LayerSensitivity, ...]:
+    """Mean KL in nats a token for each packable layer, KV head and width of `bits`, of a loaded mlx-lm model.
+
+    The first `sinks` tokens are left out: they are kept as they come. Raises InvalidParams for a text that is too
+    short, MethodRefused for a model without a plain growing cache, or one that cannot be differentiated.
+    """
+    if len(tokens) < LEAST_TOKENS:
+        raise InvalidParams(
+            f"{len(tokens)} tokens are too few to calibrate with: at least {LEAST_TOKENS} are needed",
+            hint="give a longer text",
+            field="text",
+        )
+    return tuple(_sensitivity(layer, bits, codecs, sinks) for layer in look(model, tokens, draws))
+
+
+def look(model: Any, tokens: Sequence[int], draws: int = DRAWS) -> list[Seen]:
+    """K, V and gradients of every layer whose own cache is a plain KVCache that is written to. Raises MethodRefused."""
+    import mlx.core as mx
+
+    ids = mx.array(list(tokens), dtype=mx.int32)[None]
+    stored: Stored = {}
+    logits = model(ids, cache=_watched(model, {}, stored)).astype(mx.float32)
+    if not stored:
+        raise MethodRefused("no layer of this model keeps a plain growing cache", hint="there is nothing to calibrate")
+    mx.eval(logits, list(stored.values()))
+    found: dict[int, list[tuple[Any, Any]]] = {at: [] for at in stored}
+    for draw in range(draws):
+        labels = mx.random.categorical(logits, key=mx.random.key(draw))
+        for at, pair in _gradients(model, ids, labels, stored).items():
+            found[at].append(pair)
+    return [
+        Seen(
+            index=at,
+            keys=keys[0].astype(mx.float32),
+            values=values[0].astype(mx.float32),
+            key_gradients=tuple(key[0] for key, _ in found[at]),
+            value_gradients=tuple(value[0] for _, value in found[at]),
+        )
+        for at, (keys, values) in stored.items()
+    ]
+
+
+def _gradients(model: Any, ids: Any, labels: Any, stored: Stored) -> Stored:
+    """Of the sum of the labels' log probabilities, by the K and V of each layer."""
+    import mlx.core as mx
+
+    def told(added: dict[str, tuple[Any, Any]]) -> Any:
+        caches = _watched(model, {int(at): pair for at, pair in added.items()}, {})
+        logits = model(ids, cache=caches).astype(mx.float32)
+        picked = mx.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return (picked - mx.logsumexp(logits, axis=-1)).sum()
+
+    nothing = {str(at): (_zeros(keys), _zeros(values)) for at, (keys, values) in stored.items()}
+    try:
+        gradients = mx.grad(told)(nothing)
+        mx.eval(gradients)
+    except (ValueError, RuntimeError) as error:
+        raise MethodRefused(
+            f"this model cannot be differentiated: {error}", hint="give the bits of its layers yourself"
+        ) from error
+    return {int(at): pair for at, pair in gradients.items()}
+
+
+def _watched(model: Any, added: Stored, stored: Stored) -> list[Any]:
+    """Fresh caches of the engine's; plain ones add what is in `added` to K and V and note both in `stored`."""
+    caches = cache_module().make_prompt_cache(model)
+    plain = cache_module().KVCache
+    for at, cache in enumerate(caches):
+        if type(cache) is plain:
+            cache.update_and_fetch = _noting(cache.update_and_fetch, at, added.get(at), stored)
+    return list(caches)
+
+
+def _noting(update: Callable[[Any, Any], Any], at: int, more: tuple[Any, Any] | None, stored: Stored) -> Any:
+    def update_and_fetch(keys: Any, values: Any) -> Any:
+        stored[at] = (keys, values)
+        if more is not None:
+            keys, values = (
+                (x.astype(add.dtype) + add).astype(x.dtype) for x, add in zip((keys, values), more, strict=True)
+            )
+        return update(keys, values)
+
+    return update_and_fetch
+
+
+def _sensitivity(layer: Seen, bits: Sequence[int], codecs: Codecs, sinks: int) -> LayerSensitivity:
+    key = [_costs(layer.keys, layer.key_gradients, codecs(layer.keys.shape[-1], each)[0], sinks) for each in bits]
+    value = [
+        _costs(layer.values, layer.value_gradients, codecs(layer.values.shape[-1], each)[1], sinks) for each in bits
+    ]
+    return LayerSensitivity(index=layer.index, key=_by_head(key), value=_by_head(value))
+
+
+def _costs(x: Any, gradients: Sequence[Any], codec: Codec, sinks: int) -> Any:
+    """KL of each head, (heads,), when the tokens after the sinks are packed, as many as fill whole groups."""
+    import mlx.core as mx
+
+    tokens = x.shape[1]
+    whole = (tokens - sinks) // codec.tokens * codec.tokens
+    held = x[None, :, sinks : sinks + whole]
+    fixed = codec.start(held[:, :, :1])
+    error = codec.decode(codec.encode(held, fixed), fixed, mx.float32)[0] - held[0]
+    draws = [((gradient[:, sinks : sinks + whole] * error).sum(axis=-1) ** 2).sum(axis=-1) for gradient in gradients]
+    # Of the tokens that fill no group nothing is known: they count as the others do.
+    return np.array(mx.stack(draws).mean(axis=0)) / 2 / whole
+
+
+def _by_head(costs: Sequence[Any]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(kl) for kl in head) for head in np.stack(costs, axis=1))
+
+
+def _zeros(like: Any) -> Any:
+    import mlx.core as mx
+
+    return mx.zeros(like.shape, dtype=mx.float32)
