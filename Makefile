@@ -20,14 +20,14 @@ FIND_PYTHON := for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 	if "$$python" -c '$(NEW_ENOUGH)' 2>/dev/null; then echo "$$python"; break; fi; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types demo bench soak faults clean
+.PHONY: help install test lint types demo bench soak faults conformance clean
 # One pip at a time in one environment, with -j too.
 .NOTPARALLEL:
 
 help:  ## this list
 	@echo "make TARGET, where TARGET is one of:"
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -e 's/:.*## /	/' | sort | \
-		while IFS='	' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+		while IFS='	' read -r name text; do printf '  %-11s %s\n' "$$name" "$$text"; done
 
 install: $(TEST)  ## make the virtual environment; install the project and what its tests need
 
@@ -54,6 +54,9 @@ soak: $(DEMO)  ## the daemon under mixed load for ten minutes (MINUTES=n), memor
 
 faults: $(DEMO)  ## the benchmark store under many writers, 1,000 kills, a full disk and a read-only one
 	@$(BIN)/python bench/store_faults.py
+
+conformance: $(DEMO)  ## every variant of every method on ten tiny models: the promises that each cache must keep
+	@$(BIN)/veloxquantctl methods check
 
 clean:  ## remove the environment, the caches and what was downloaded
 	rm -rf $(VENV) $(CACHE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Which methods are ready, with their variants, and which are quarantined and why."""
+"""Which methods are ready, with their variants, and which are quarantined and why; a check of what they build."""
 
 from __future__ import annotations
 
@@ -20,13 +20,25 @@ _HEAD = ("NAME", "VARIANTS", "SOURCE", "STATE", "NOTE")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """All of them, or one."""
-    parser.add_argument("action", nargs="?", choices=("list", "show"), default="list", metavar="list|show")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the method to show")
+    actions = ("list", "show", "check")
+    parser.add_argument("action", nargs="?", choices=actions, default="list", metavar="|".join(actions))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the method to show or to check; check takes all, too")
+    parser.add_argument("--variant", metavar="LABEL", help="the only variant to check")
+    parser.add_argument("--architecture", metavar="NAME", help="the only tiny model to check on, such as llama")
 
 
 def run(session: Session) -> int:
-    """List or show."""
+    """List, show or check."""
     options = session.options
+    if options.action == "check":
+        from veloxquant.ctl import methods_check
+
+        return methods_check.run(session)
+    for flag in ("variant", "architecture"):
+        if getattr(options, flag) is not None:
+            raise InvalidParams(
+                f"--{flag} is for check", hint=f"veloxquantctl methods check --{flag} ...", field=f"--{flag}"
+            )
     if (options.action == "show") != (options.name is not None):
         raise InvalidParams(
             "show takes the name of a method, list takes none", hint="veloxquantctl methods show affine", field="name"

@@ -10,7 +10,7 @@ docs/conformance.md lists the checks.
 from veloxquant.measure.conformance.models import Architecture, architecture, architectures
 from veloxquant.measure.conformance.outcome import Outcome
 from veloxquant.measure.conformance.subject import FULL, PLAIN, SHORT, Effort, Subject
-from veloxquant.measure.conformance.suite import CHECKS, check, subjects
+from veloxquant.measure.conformance.suite import CHECKS, check
 
 __all__ = [
     "CHECKS",
@@ -24,5 +24,4 @@ __all__ = [
     "architecture",
     "architectures",
     "check",
-    "subjects",
 ]

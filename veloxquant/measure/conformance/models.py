@@ -44,7 +44,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 def architectures() -> dict[str, Architecture]:
     """All of them by name, in the order of the table."""
     text = resources.files(__package__).joinpath("architectures.json").read_text(encoding="utf-8")
-    return {name: Architecture(name=name, **entry) for name, entry in json.loads(text).items()}
+    return {name: msgspec.convert({"name": name, **entry}, Architecture) for name, entry in json.loads(text).items()}
 
 
 def architecture(name: str) -> Architecture:

@@ -48,8 +48,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     generated: int
 
 
-SHORT = Effort(lengths=(150, 300), chunks=(7, 64), single_tokens=40, batches=(2,), generated=8)
-PLAIN = Effort(lengths=(150, 300), chunks=(1, 7, 64, 513), single_tokens=120, batches=(2, 8), generated=12)
+SHORT = Effort(lengths=(150, 300), chunks=(7, 64), single_tokens=40, batches=(2,), generated=6)
+PLAIN = Effort(lengths=(150, 300), chunks=(1, 7, 64, 513), single_tokens=60, batches=(2, 8), generated=8)
 """The short run's on plain attention, where it costs least."""
 FULL = Effort(lengths=(150, 300, 600), chunks=(1, 7, 64, 513), single_tokens=600, batches=(2, 8), generated=24)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.measure.conformance import arithmetic, batches, keeping, numbers, prefill, rewinding, surface
-from veloxquant.measure.conformance.models import architecture
 from veloxquant.measure.conformance.outcome import Outcome, Verdict, failed, refused
-from veloxquant.measure.conformance.subject import FULL, PLAIN, SHORT, Effort, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from veloxquant.methods.method import Method, Variant
+    from veloxquant.measure.conformance.subject import Subject
 
 CHECKS: Mapping[str, Callable[[Subject], Verdict]] = {
     "layers": arithmetic.layers_are_the_methods_or_the_engines,
@@ -65,17 +63,3 @@ def _verdict(subject: Subject, name: str) -> Verdict:
         return CHECKS[name](subject)
     except Exception as error:  # noqa: BLE001 -- fence: a cache under test may raise anything
         return failed((CHECKS[name].__doc__ or name).partition("\n")[0], f"{type(error).__name__}: {error}")
-
-
-def subjects(variants: Iterable[tuple[Method, Variant]], names: Iterable[str], *, short: bool) -> Iterator[Subject]:
-    """Each variant on each architecture. Raises InvalidParams for an architecture that is not in the table."""
-    listed = [architecture(name) for name in names]
-    for method, variant in variants:
-        for one in listed:
-            yield Subject(method, variant, one, _effort(one.name, short=short))
-
-
-def _effort(name: str, *, short: bool) -> Effort:
-    if not short:
-        return FULL
-    return PLAIN if name == "llama" else SHORT

@@ -1,0 +1,73 @@
+"""Run the conformance suite: what every cache must do, on tiny models of real architectures, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from veloxquant.ctl.terminal import columns
+from veloxquant.errors import MethodNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from veloxquant.ctl.session import Session
+    from veloxquant.measure.conformance import Architecture, Outcome
+    from veloxquant.methods import Method, Variant
+
+SCHEMA = "veloxquant.conformance/1"
+
+
+def run(session: Session) -> int:
+    """Check planned variants; 1 when a promise is not kept."""
+    from veloxquant.methods import registry
+
+    options = session.options
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries print must not mix with our data
+        from veloxquant.measure import conformance
+        from veloxquant.measure.conformance import selection
+
+        variants = selection.chosen(registry.load(), options.name, options.variant)
+        if not variants:
+            raise MethodNotFound(
+                "there is nothing to check: fp16 is the engine itself", hint="name a method that packs"
+            )
+        names = [options.architecture] if options.architecture else list(conformance.architectures())
+        outcomes = list(_checked(session, variants, [conformance.architecture(name) for name in names]))
+    return _show(session, outcomes)
+
+
+def _checked(session: Session, variants: list[tuple[Method, Variant]], where: list[Architecture]) -> Iterator[Outcome]:
+    """Outcome by outcome, with progress on a terminal."""
+    from veloxquant.ctl.records_progress import Progress
+    from veloxquant.measure import conformance
+
+    with Progress(session.terminal, "checking", len(variants) * len(where) * len(conformance.CHECKS)) as progress:
+        done = 0
+        for method, variant in variants:
+            for one in where:
+                subject = conformance.Subject(method, variant, one)
+                for outcome in conformance.check(subject):
+                    done += 1
+                    progress.at(done, f" {variant.label} on {one.name}")
+                    yield outcome
+
+
+def _show(session: Session, outcomes: list[Outcome]) -> int:
+    from veloxquant.measure.conformance import report
+
+    failures = report.failures(outcomes)
+    if session.terminal.json:
+        session.terminal.value(SCHEMA, {"failed": len(failures), "outcomes": outcomes})
+        return 1 if failures else 0
+    for line in columns(report.rows(outcomes)):
+        session.terminal.say(line)
+    session.terminal.say(f"({report.LEGEND})")
+    for title, lines in (("failed", failures), ("why not", report.reasons(outcomes))):
+        if lines:
+            session.terminal.say()
+            session.terminal.say(session.terminal.paint("bold", title))
+            for line in lines:
+                session.terminal.say(f"  {line}")
+    return 1 if failures else 0
