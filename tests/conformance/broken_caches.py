@@ -172,6 +172,16 @@ class _CountsHeld(PackedKVCache):
         return found
 
 
+class _TrimsWhenEmpty(PackedKVCache):
+    """Says that it can rewind, until it holds something."""
+
+    def is_trimmable(self) -> bool:
+        return not self.offset
+
+    def trim(self, n: int) -> int:
+        return 0
+
+
 class _Sized(PackedKVCache):
     def __len__(self) -> int:
         return self.offset
@@ -293,6 +303,8 @@ BROKEN: dict[str, tuple[Method, str]] = {
     "a trim of fewer tokens than asked": (_of(_TrimsLess), "trim"),
     "a rewind that is not done": (_of(_TrimsNothing), "speculative"),
     "an offset of tokens held": (_of(_CountsHeld), "offset"),
+    "a rewind promised when empty": (_of(_TrimsWhenEmpty), "flags"),
+    "a rewind promised when empty, and asked for": (_of(_TrimsWhenEmpty), "speculative"),
     "a length that is zero at first": (_of(_Sized), "surface"),
     "bits without group_size": (_of(_NoGroups), "surface"),
     "NaN from rows of zeros": (_of(_NotFinite), "finite"),

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     actions = ("list", "show", "check")
     parser.add_argument("action", nargs="?", choices=actions, default="list", metavar="|".join(actions))
     parser.add_argument("name", nargs="?", metavar="NAME", help="the method to show or to check; check takes all, too")
-    parser.add_argument("--variant", metavar="LABEL", help="the only variant to check")
+    parser.add_argument("--variant", dest="label", metavar="LABEL", help="the only variant to check")
     parser.add_argument("--architecture", metavar="NAME", help="the only tiny model to check on, such as llama")
 
 
@@ -34,8 +34,8 @@ def run(session: Session) -> int:
         from veloxquant.ctl import methods_check
 
         return methods_check.run(session)
-    for flag in ("variant", "architecture"):
-        if getattr(options, flag) is not None:
+    for flag, given in (("variant", options.label), ("architecture", options.architecture)):
+        if given is not None:
             raise InvalidParams(
                 f"--{flag} is for check", hint=f"veloxquantctl methods check --{flag} ...", field=f"--{flag}"
             )

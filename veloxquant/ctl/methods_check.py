@@ -28,7 +28,7 @@ def run(session: Session) -> int:
         from veloxquant.measure import conformance
         from veloxquant.measure.conformance import selection
 
-        variants = selection.chosen(registry.load(), options.name, options.variant)
+        variants = selection.chosen(registry.load(), options.name, options.label)
         if not variants:
             raise MethodNotFound(
                 "there is nothing to check: fp16 is the engine itself", hint="name a method that packs"

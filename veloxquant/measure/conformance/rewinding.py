@@ -11,6 +11,7 @@ from veloxquant.measure.conformance.outcome import failed, not_applicable, refus
 from veloxquant.measure.conformance.subject import MORE
 
 if TYPE_CHECKING:
+    from veloxquant.measure.conformance.generation import Made
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
 
@@ -48,44 +49,62 @@ def trimming_is_never_having_added(subject: Subject) -> Verdict:
 
 def _cannot_rewind(subject: Subject) -> Verdict | None:
     """Why nothing can be taken back from a list that holds the prompt; None where it can."""
-    caches = subject.held
-    packed = subject.packed(caches)
-    mine = [index for index, cache in packed.items() if cache.is_trimmable() is not True]
+    mine = [index for index, cache in subject.packed(subject.held).items() if not cache.is_trimmable()]
     if mine:
         return refused(f"is_trimmable() is false in layer {mine[0]}")
-    stuck = [type(cache).__name__ for cache in caches if not cache.is_trimmable()]
+    return _engine_cannot(subject)
+
+
+def _engine_cannot(subject: Subject) -> Verdict | None:
+    """Why the engine's own caches of the list keep it from rewinding, None where they do not."""
+    others = [cache for index, cache in enumerate(subject.held) if index not in subject.probe.packed]
+    stuck = [type(cache).__name__ for cache in others if not cache.is_trimmable()]
     return not_applicable(f"the engine's own {stuck[0]} cannot take tokens back") if stuck else None
 
 
 def speculation_changes_nothing(subject: Subject) -> Verdict:
-    """With a draft that is mostly wrong, the greedy tokens and logits of plain generation; rewinds are counted."""
-    from mlx_lm.generate import speculative_generate_step
+    """With a draft that is mostly wrong, the greedy tokens and logits of plain generation; rewinds are counted.
 
-    stopped = _cannot_rewind(subject)
+    mlx-lm asks empty caches whether they can be trimmed, refuses those that cannot, and later looks at nothing.
+    """
+    caches = subject.caches()
+    if not all(cache.is_trimmable() for cache in subject.packed(caches).values()):
+        return _refused_by_the_engine(subject, caches)
+    stopped = _engine_cannot(subject)
     if stopped is not None:
         return stopped
-    caches = subject.caches()
     if len(caches) != len(subject.model.layers):
         return not_applicable("mlx-lm splits the list at the number of layers, and this model has fewer caches")
-    prompt = subject.text()
-    expected = greedy(subject, prompt, subject.effort.generated)
     rewinds = [_Counted(cache) for cache in subject.packed(caches).values()]
-    draft = models.draft()
+    told = same_tokens(subject, _speculated(subject, caches), greedy(subject, subject.text(), subject.effort.generated))
+    if told is not None:
+        return failed("the greedy tokens of plain generation", told)
+    return unless([] if all(one.rewinds for one in rewinds) else [("a rewind in every layer", "the draft was right")])
+
+
+def _refused_by_the_engine(subject: Subject, caches: list[Any]) -> Verdict:
+    try:
+        _speculated(subject, caches)
+    except ValueError as error:
+        if any(cache.offset for cache in subject.packed(caches).values()):
+            return failed("a refusal before any token", f"{error}, with tokens in the caches")
+        return refused(f"mlx-lm refuses before any token: {error}")
+    return failed("a refusal of caches that cannot be trimmed", "speculative decoding ran")
+
+
+def _speculated(subject: Subject, caches: list[Any]) -> Made:
     import mlx.core as mx
+    from mlx_lm.generate import speculative_generate_step
 
     made = speculative_generate_step(
-        mx.array(prompt),
+        mx.array(subject.text()),
         subject.model,
-        draft,
+        models.draft(),
         max_tokens=subject.effort.generated,
         prompt_cache=[*caches, *models.draft_caches()],
         num_draft_tokens=DRAFT_TOKENS,
     )
-    seen = [(int(token), logprobs) for token, logprobs, _ in made]
-    told = same_tokens(subject, seen, expected)
-    if told is not None:
-        return failed("the greedy tokens of plain generation", told)
-    return unless([] if all(one.rewinds for one in rewinds) else [("a rewind in every layer", "the draft was right")])
+    return [(int(token), logprobs) for token, logprobs, _ in made]
 
 
 class _Counted:

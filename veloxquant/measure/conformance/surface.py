@@ -40,18 +40,19 @@ def attributes_are_the_engines(subject: Subject) -> Verdict:
 
 
 def flags_are_kept(subject: Subject) -> Verdict:
-    """`batchable` is whether the caches have a `merge`, which mlx-lm takes for the promise; `trimmable` as they say."""
-    caches = subject.packed(subject.held)
-    merging = {index: hasattr(cache, "merge") for index, cache in caches.items()}
-    trimmable = {index: cache.is_trimmable() for index, cache in caches.items()}
+    """`batchable` is whether the caches have a `merge`, `trimmable` what `is_trimmable()` says, empty and filled.
+
+    mlx-lm takes a `merge` for the promise that a batch works, and asks an empty cache whether it can be trimmed.
+    """
     problems = []
-    for flag, promised, found in (
-        ("batchable", subject.method.batchable, merging),
-        ("trimmable", subject.method.trimmable, trimmable),
-    ):
-        other = [index for index, value in found.items() if value is not promised]
-        if other:
-            problems.append((f"{flag} = {promised} to be so in every layer", f"{not promised} in layer {other[0]}"))
+    for caches, when in ((subject.caches(), "empty"), (subject.held, "filled")):
+        for index, cache in subject.packed(caches).items():
+            found = {"batchable": hasattr(cache, "merge"), "trimmable": cache.is_trimmable()}
+            problems += [
+                (f"{flag} = {not value} in layer {index}, as the method says", f"{value} of the cache, {when}")
+                for flag, value in found.items()
+                if value is not getattr(subject.method, flag)
+            ]
     return unless(problems)
 
 
