@@ -140,6 +140,7 @@ def cached_profile(source: ModelSource, world: World) -> ModelProfile | None:
         probes=world.loaded.probes(),
         fingerprint=world.loaded.fingerprint,
         cache_dir=trace_directory(world.config),
+        calibration=world.snapshot.calibration(source.model_id, source.config_hash),
     )
 
 
@@ -158,6 +159,7 @@ def trace_profile(source: ModelSource, world: World) -> ModelProfile:
         cache_dir=trace_directory(world.config),
         timeout_s=trace.timeout_s,
         memory_limit_bytes=trace.memory_limit_bytes,
+        calibration=world.snapshot.calibration(source.model_id, source.config_hash),
     )
     why = _unkept(world.config) if found.source == "traced" else None
     return found if why is None else msgspec.structs.replace(found, unkept=why)

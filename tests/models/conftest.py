@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 DATA = Path(__file__).parent.parent / "data"
+
+sys.path.insert(0, str(Path(__file__).parent))  # what these tests share
 
 
 @pytest.fixture(scope="session")

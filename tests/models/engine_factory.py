@@ -11,6 +11,7 @@ import time
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from veloxquant.errors import MethodRefused
 from veloxquant.profiles.slots import kv_slots
 
 if TYPE_CHECKING:
@@ -40,6 +41,40 @@ class Quantized:
         """Bits + scale and bias for each group, in the format of the keys."""
         bits = params["bits"] + 2 * 8 * part.key_itemsize / params["group"]
         return round(kv_slots(runs) * part.heads * (part.key_width + part.value_width) * bits / 8)
+
+
+class ByLayer(Quantized):
+    """8 bits in the first packed layer and 4 in the others, or what a calibration's widths say; counts its slots."""
+
+    def layer_params(self, method: str, label: str, params: Any, parts: Any, calibration: Any) -> Any:
+        """The label "calibrated" needs a calibration, "alike" has no parameters by layer."""
+        if label == "calibrated" and calibration is None:
+            raise MethodRefused("no calibration of this model", hint="run one", field="calibration")
+        if label == "alike":
+            return ()
+        low = 4 if calibration is None else calibration.bits[0]
+        return [{"bits": 8 if order == 0 else low} for order, _ in enumerate(sorted(parts))]
+
+    def refuses(self, method: str, label: str, params: Any, part: Any) -> Any:
+        """The label "picky" refuses the last layers, under their own parameters."""
+        if label == "picky" and params["bits"] == 4:
+            return "not_supported_by_engine", "4 bits are too few"
+        return super().refuses(method, label, params, part)
+
+
+class Late(Quantized):
+    """Says that it packs nothing before there are 40 tokens; `wrong` bytes too few are declared from there on."""
+
+    wrong = 0
+
+    def first_slot(self, method: str, label: str, params: Any, part: Any) -> int:
+        """40 tokens."""
+        return 40
+
+    def declared_bytes(self, method: str, label: str, params: Any, part: Any, runs: Any) -> int:
+        """As the engine's rule has it, less what is wrong once 40 tokens are there."""
+        tokens = sum(tokens * calls for tokens, calls in runs)
+        return super().declared_bytes(method, label, params, part, runs) - (self.wrong if tokens >= 40 else 0)
 
 
 class Careless(Quantized):
@@ -90,6 +125,23 @@ class Deadly(Quantized):
 def quantized() -> Quantized:
     """The plain one."""
     return Quantized()
+
+
+def by_layer() -> Quantized:
+    """The one whose layers differ."""
+    return ByLayer()
+
+
+def late() -> Quantized:
+    """The one that packs later."""
+    return Late()
+
+
+def late_and_wrong() -> Quantized:
+    """The one whose arithmetic is wrong once it packs."""
+    made = Late()
+    made.wrong = 1
+    return made
 
 
 def careless() -> Quantized:

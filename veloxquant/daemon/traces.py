@@ -110,7 +110,9 @@ class Traces:
 
 
 def _key(source: ModelSource, world: World) -> bytes:
-    """Everything a profile depends on: the model's config, its weights, the method set, the engine."""
+    """Everything a profile depends on: the model's config, its weights, its calibration, the method set, the engine."""
     machine = world.snapshot.hardware
     engine = (machine.mlx_version, machine.mlx_lm_version)
-    return msgspec.json.encode((source.model_id, source.config_hash, source.weights, world.loaded.fingerprint, engine))
+    calibration = world.snapshot.calibration(source.model_id, source.config_hash)
+    model = (source.model_id, source.config_hash, source.weights, calibration)
+    return msgspec.json.encode((model, world.loaded.fingerprint, engine))

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from veloxquant.profiles.calibration import Calibration
 from veloxquant.profiles.model import ModelProfile, Probe
 
 PREFILL_TOKENS = 24
@@ -37,6 +38,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     factory: str = ""
     """"module:callable" that makes the object which builds method caches."""
     probes: tuple[ProbeRequest, ...] = ()
+    calibration: Calibration | None = None
+    """Of this model, for methods that choose parameters by layer from it."""
     memory_limit_bytes: int = 2 * 2**30
     cpu_limit_s: int = 60
 

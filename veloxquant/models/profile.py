@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from veloxquant.models.exchange import Failed
     from veloxquant.models.resolve import ModelSource
     from veloxquant.models.weights import WeightFacts
-    from veloxquant.profiles.model import ModelProfile
+    from veloxquant.profiles import Calibration, ModelProfile
 
-TRACE_SCHEMA = 2
+TRACE_SCHEMA = 3
 """Raised when what a trace says, or how it is found, changes; part of the key of kept profiles."""
 
 _MORE_ROOM = "ask again when the machine is less busy, or raise trace.timeout_s or trace.memory_limit_bytes"
@@ -36,12 +36,17 @@ def engine_version() -> str | None:
 
 
 def cached(
-    source: ModelSource, *, probes: Sequence[Mapping[str, Any]], fingerprint: str, cache_dir: Path | None
+    source: ModelSource,
+    *,
+    probes: Sequence[Mapping[str, Any]],
+    fingerprint: str,
+    cache_dir: Path | None,
+    calibration: Calibration | None = None,
 ) -> ModelProfile | None:
-    """The profile of an earlier trace of the same model, engine and methods; None when there is none. A file read."""
+    """The profile of an earlier trace of the same model, engine, methods and calibration, or None. A file read."""
     if cache_dir is None:
         return None
-    found = store.read(cache_dir, _key(source, probes, fingerprint))
+    found = store.read(cache_dir, _key(source, probes, fingerprint, calibration))
     return None if found is None else _weighed(found, source)
 
 
@@ -54,13 +59,14 @@ def profile(
     cache_dir: Path | None,
     timeout_s: float = 20.0,
     memory_limit_bytes: int = 2 * 2**30,
+    calibration: Calibration | None = None,
 ) -> ModelProfile:
     """What an earlier trace said, else a trace now in a worker process: seconds, bounded by time and memory.
 
     Where the worker dies or mlx-lm is missing, the static reader answers for the families it knows, and the notes say
     why. Raises ModelConfigInvalid, ModelNotSupported or EngineUnavailable.
     """
-    kept = cached(source, probes=probes, fingerprint=fingerprint, cache_dir=cache_dir)
+    kept = cached(source, probes=probes, fingerprint=fingerprint, cache_dir=cache_dir, calibration=calibration)
     if kept is not None:
         return kept
     if engine_version() is None:
@@ -73,6 +79,7 @@ def profile(
         dtype=dtype,
         factory=factory,
         probes=tuple(msgspec.convert(probe, ProbeRequest) for probe in probes),
+        calibration=calibration,
         memory_limit_bytes=memory_limit_bytes,
     )
     found = trace(request, timeout_s=timeout_s)
@@ -82,7 +89,7 @@ def profile(
         found.profile, engine_version=engine_version(), notes=(*found.profile.notes, *assumed)
     )
     if cache_dir is not None:
-        store.write(cache_dir, _key(source, probes, fingerprint), traced, complete=not found.died)
+        store.write(cache_dir, _key(source, probes, fingerprint, calibration), traced, complete=not found.died)
     return _weighed(traced, source)
 
 
@@ -141,7 +148,9 @@ def _held(facts: WeightFacts, found: ModelProfile, config: Mapping[str, Any]) ->
     return (None if found.weights_bytes is not None else facts.weights_bytes + facts.float8_bytes), notes
 
 
-def _key(source: ModelSource, probes: Sequence[Mapping[str, Any]], fingerprint: str) -> str:
+def _key(
+    source: ModelSource, probes: Sequence[Mapping[str, Any]], fingerprint: str, calibration: Calibration | None
+) -> str:
     """Everything a trace depends on. The weights matter only by the number format they give."""
     parts = {
         "schema": TRACE_SCHEMA,
@@ -151,6 +160,7 @@ def _key(source: ModelSource, probes: Sequence[Mapping[str, Any]], fingerprint: 
         "mlx": _version("mlx"),
         "methods": fingerprint,
         "probes": [dict(probe) for probe in probes],
+        "calibration": None if calibration is None else msgspec.to_builtins(calibration),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -101,7 +101,7 @@ def set_up(request: PlanRequest, snapshot: Snapshot) -> Setting:
         workload=workload,
         hardware=hardware,
         records=snapshot.records,
-        calibration=snapshot.calibration(model),
+        calibration=snapshot.calibration(model.model_id, model.config_hash),
         room=room(request, hardware, snapshot.reserve_bytes),
         steps=prefill_steps(asked),
         baseline=own,

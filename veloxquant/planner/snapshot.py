@@ -76,9 +76,9 @@ class Snapshot:
     calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
     """What is known of models' sensitivity, by (model id, config hash)."""
 
-    def calibration(self, model: ModelProfile) -> Calibration | None:
+    def calibration(self, model_id: str, config_hash: str) -> Calibration | None:
         """That of this very model, None where it was not calibrated."""
-        return self.calibrations.get((model.model_id, model.config_hash))
+        return self.calibrations.get((model_id, config_hash))
 
     def label_of(self, fenced: QuarantinedMethod) -> str:
         """The fenced method's name, with its distribution where another method goes by that name, too."""

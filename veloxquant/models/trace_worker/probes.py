@@ -2,54 +2,37 @@
 
 A layer whose packed cache makes the engine raise keeps the engine's own, and the rest is tried again, until the model
 runs or nothing is packed. In the run that passes, each packed cache must hold exactly the bytes its method declares.
+
+What the engine's code does with a cache depends on its class, not on how many bits are in it. So the first variant of a
+method goes through the whole model, and the next ones of the same classes through as much of it as holds one layer of
+each kind: these must run and hold what is declared, and every kind of refusal must come again in the same words. Where
+anything differs, that variant goes through the whole model too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.held import held_bytes
+from veloxquant.errors import MethodRefused
 from veloxquant.models.exchange import PROBE_RUNS, ProbeRequest
 from veloxquant.models.trace_worker.engine import call, fresh_caches, sentence
+from veloxquant.models.trace_worker.factory import Asked, Factory
+from veloxquant.models.trace_worker.following import Enough, Following
 from veloxquant.profiles.model import CacheLayer, CachePart, KeptLayer, ModelProfile, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from veloxquant.models.trace_worker.factory import Params
+    from veloxquant.profiles import Calibration
+    from veloxquant.profiles.slots import Run
+
 _ALIKE = 3
 """So many layers of one shape failing in the same words stand for all of that shape, if the last of them fails too."""
 
 _REASON_OF_KIND = {"window": "window", "chunked": "window", "state": "state", "concat": "composite"}
-
-
-class Factory(Protocol):
-    """What makes method caches in the worker (veloxquant.methods.worker.load gives one)."""
-
-    def refuses(self, method: str, label: str, params: Mapping[str, Any], part: CachePart) -> tuple[str, str] | None:
-        """Why the part cannot be kept under the variant: (reason code, sentence), or None."""
-        ...
-
-    def build(self, method: str, label: str, params: Mapping[str, Any], index: int, part: CachePart) -> Any:
-        """A fresh servable cache for one layer."""
-        ...
-
-    def declared_bytes(
-        self, method: str, label: str, params: Mapping[str, Any], part: CachePart, runs: Iterable[tuple[int, int]]
-    ) -> int:
-        """Bytes the method says the cache holds for one sequence after the runs."""
-        ...
-
-
-def load_factory(dotted: str) -> Factory | str:
-    """Call "module:callable"; a sentence saying what it raised when it fails, since the trace itself must go on."""
-    module, _, name = dotted.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)()  # type: ignore[no-any-return]
-    except BaseException as error:  # noqa: BLE001 -- plugins run here, and may raise anything
-        return f"methods cannot be loaded in the trace: {sentence(error)}"
 
 
 @dataclass
@@ -74,94 +57,188 @@ class _Failure:
         return "engine_error"
 
 
+@dataclass
+class _Trial:
+    """One variant on its way through the model: layers still packed, with their own parameters, and the others."""
+
+    asked: Asked
+    packed: dict[int, CachePart]
+    kept: dict[int, KeptLayer]
+    own: dict[int, Params] = field(default_factory=dict)
+    refused_by_engine: dict[int, KeptLayer] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        """Choose parameters for the layers that are packed now; one that its method then refuses is kept."""
+        while self.packed:
+            self.own = self.asked.own(self.packed)
+            answers = {
+                index: self.asked.refuses(part, self.own[index])
+                for index, part in self.packed.items()
+                if self.own[index]
+            }
+            refused = {index: answer for index, answer in answers.items() if answer is not None}
+            for index, answer in refused.items():
+                del self.packed[index]
+                self.kept[index] = _refusal(index, *answer)
+            if not refused:
+                return
+
+    def keep(self, index: int, layer: KeptLayer) -> None:
+        """The engine refused what this layer had."""
+        del self.packed[index]
+        self.kept[index] = self.refused_by_engine[index] = layer
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the engine did with the first variant of a method that went through the whole model."""
+
+    classes: Mapping[int, type]
+    """Of the caches it took, by layer."""
+    refused: Mapping[int, KeptLayer]
+
+
 class Prober:
     """Tries variants on one model, one after the other."""
 
-    def __init__(self, model: Any, profile: ModelProfile, factory: Factory | str) -> None:
+    def __init__(
+        self, model: Any, profile: ModelProfile, factory: Factory | str, calibration: Calibration | None = None
+    ) -> None:
         self._model = model
         self._layers = profile.layers
         self._factory = factory
+        self._calibration = calibration
+        self._known: dict[str, _Known] = {}
 
     def probe(self, wanted: ProbeRequest) -> Probe:
         """What the engine does with one variant's caches. Never raises for what a method or the engine does."""
         if isinstance(self._factory, str):
             return self._refused(wanted, {}, self._factory)
         try:
-            return self._tried(wanted, self._factory)
+            return self._tried(Asked(wanted, self._factory, self._calibration))
         except BaseException as error:  # noqa: BLE001 -- a method's planning half raised
+            if isinstance(error, MethodRefused) and error.field == "calibration":
+                return Probe(method=wanted.method, label=wanted.label, untried=error.message)
             return self._refused(wanted, {}, f"the method failed: {sentence(error)}")
 
-    def _tried(self, wanted: ProbeRequest, factory: Factory) -> Probe:
-        kept = dict(_kept_by_kind(self._layers))
-        packed: dict[int, CachePart] = {}
+    def _tried(self, asked: Asked) -> Probe:
+        trial = _Trial(asked, {}, dict(_kept_by_kind(self._layers)))
         for layer in self._layers:
             part = layer.packable
             if part is None:
                 continue
-            if refusal := factory.refuses(wanted.method, wanted.label, wanted.params, part):
-                kept[layer.index] = _refusal(layer, *refusal)
+            if refusal := asked.refuses(part):
+                trial.kept[layer.index] = _refusal(layer.index, *refusal)
             else:
-                packed[layer.index] = part
-        first_error = ""
-        while packed:
-            failure, caches = self._run(wanted, factory, packed)
-            if failure is None:
-                return self._passed(wanted, factory, packed, kept, caches)
-            first_error = first_error or failure.error
-            for index in self._culprits(wanted, factory, packed, kept, failure):
-                kept[index] = KeptLayer(index=index, reason=failure.reason(packed.pop(index)), detail=failure.error)
-        return self._refused(wanted, kept, first_error or _why_none(self._layers, kept))
+                trial.packed[layer.index] = part
+        trial.settle()
+        known = self._known.get(asked.wanted.method)
+        again = None if known is None else self._as_known(trial, known)
+        return self._in_full(trial) if again is None else again
 
-    def _culprits(
-        self,
-        wanted: ProbeRequest,
-        factory: Factory,
-        packed: Mapping[int, CachePart],
-        kept: Mapping[int, KeptLayer],
-        failure: _Failure,
-    ) -> list[int]:
+    def _in_full(self, trial: _Trial) -> Probe:
+        """Through the whole model, with fewer layers packed each time the engine raises."""
+        first_error, method = "", trial.asked.wanted.method
+        while trial.packed:
+            failure, caches = self._run(trial, trial.packed)
+            if failure is None:
+                classes = {index: type(caches[index]) for index in trial.packed}
+                self._known[method] = _Known(classes, trial.refused_by_engine)
+                return self._with_slots(trial, self._passed(trial, trial.packed, caches, PROBE_RUNS))
+            first_error = first_error or failure.error
+            for index in self._culprits(trial, failure):
+                reason = failure.reason(trial.packed[index])
+                trial.keep(index, KeptLayer(index=index, reason=reason, detail=failure.error))
+            trial.settle()
+        if trial.refused_by_engine:
+            self._known[method] = _Known({}, trial.refused_by_engine)
+        return self._refused(trial.asked.wanted, trial.kept, first_error or _why_none(self._layers, trial.kept))
+
+    def _as_known(self, trial: _Trial, known: _Known) -> Probe | None:
+        """The outcome of the method's first variant, where one layer of each kind behaves as it did; else None."""
+        if not trial.packed or not trial.packed.keys() <= known.classes.keys() | known.refused.keys():
+            return None
+        refused = {index: known.refused[index] for index in trial.packed if index in known.refused}
+        groups = {(trial.packed[index], layer.detail): index for index, layer in reversed(refused.items())}
+        for (part, detail), index in groups.items():
+            failure, _ = self._run(trial, {index: part})
+            if failure is None or failure.error != detail:
+                return None
+        tried = _Trial(trial.asked, dict(trial.packed), dict(trial.kept))
+        for index, layer in refused.items():
+            tried.keep(index, layer)
+        tried.settle()
+        if not tried.packed:
+            return self._refused(trial.asked.wanted, tried.kept, next(iter(refused.values())).detail)
+        kinds = trial.asked.alike(tried.packed, tried.own)
+        runs = trial.asked.runs(kinds, tried.own)
+        failure, caches = self._run(tried, kinds, runs, early=True)
+        if failure is not None or any(type(caches[index]) is not known.classes[index] for index in kinds):
+            return None
+        return self._passed(tried, kinds, caches, runs)
+
+    def _with_slots(self, trial: _Trial, found: Probe) -> Probe:
+        """The probe, once one layer of each kind has packed tokens too, where that takes more than a few."""
+        kinds = trial.asked.alike(trial.packed, trial.own)
+        runs = trial.asked.runs(kinds, trial.own)
+        if found.refused is not None or runs == PROBE_RUNS:
+            return found
+        failure, caches = self._run(trial, kinds, runs, early=True)
+        if failure is None:
+            return self._passed(trial, kinds, caches, runs)
+        return self._refused(trial.asked.wanted, trial.kept, f"after {runs[0][0]} tokens: {failure.error}")
+
+    def _culprits(self, trial: _Trial, failure: _Failure) -> list[int]:
         """The layer to keep; all left of its shape when enough failed alike and the last one fails alone too."""
         if failure.layer is None:
-            return list(packed)
-        part = packed[failure.layer]
-        alike = [index for index, layer in kept.items() if layer.detail == failure.error]
-        shape = [index for index, other in packed.items() if other == part]
+            return list(trial.packed)
+        part = trial.packed[failure.layer]
+        alike = [index for index, layer in trial.kept.items() if layer.detail == failure.error]
+        shape = [index for index, other in trial.packed.items() if other == part]
         if len(alike) + 1 < _ALIKE or len(shape) < _ALIKE:
             return [failure.layer]
-        last, _ = self._run(wanted, factory, {shape[-1]: part})
+        last, _ = self._run(trial, {shape[-1]: part})
         return shape if last is not None and last.error == failure.error else [failure.layer]
 
     def _run(
-        self, wanted: ProbeRequest, factory: Factory, packed: Mapping[int, CachePart]
+        self, trial: _Trial, packed: Mapping[int, CachePart], runs: tuple[Run, ...] = PROBE_RUNS, *, early: bool = False
     ) -> tuple[_Failure | None, list[Any]]:
         caches = fresh_caches(self._model)
         for index, part in packed.items():
             try:
-                caches[index] = factory.build(wanted.method, wanted.label, wanted.params, index, part)
+                caches[index] = trial.asked.build(index, part, trial.own[index])
             except BaseException as error:  # noqa: BLE001 -- a plugin's code
                 return _Failure(sentence(error), index, None, None), caches
-        with _Following(self._model, {index: caches[index] for index in packed}) as followed:
-            try:
-                call(self._model, caches, PROBE_RUNS)
-            except BaseException as error:  # noqa: BLE001 -- the engine's code, with a stranger's cache in it
-                return _Failure(sentence(error), followed.layer, followed.called_in, followed.block), caches
+        with Following(self._model, {index: caches[index] for index in packed}, packed if early else ()) as followed:
+            for tokens in (tokens for tokens, calls in runs for _ in range(calls)):
+                try:
+                    call(self._model, caches, ((tokens, 1),))
+                except Enough:
+                    continue
+                except BaseException as error:  # noqa: BLE001 -- the engine's code, with a stranger's cache in it
+                    return _Failure(sentence(error), followed.layer, followed.called_in, followed.block), caches
         return None, caches
 
     def _passed(
-        self,
-        wanted: ProbeRequest,
-        factory: Factory,
-        packed: Mapping[int, CachePart],
-        kept: Mapping[int, KeptLayer],
-        caches: list[Any],
+        self, trial: _Trial, checked: Mapping[int, CachePart], caches: list[Any], runs: tuple[Run, ...]
     ) -> Probe:
-        for index, part in packed.items():
-            declared = factory.declared_bytes(wanted.method, wanted.label, wanted.params, part, PROBE_RUNS)
+        """The probe of a variant that ran, if the caches of the layers checked hold what is declared."""
+        wanted = trial.asked.wanted
+        for index, part in checked.items():
+            declared = trial.asked.declared_bytes(part, trial.own[index], runs)
             held = held_bytes(caches[index])
             if held != declared:
                 text = f"the cache of layer {index} holds {held} bytes and its method declares {declared}"
-                return self._refused(wanted, kept, text)
-        return Probe(method=wanted.method, label=wanted.label, packed=tuple(sorted(packed)), kept=_sorted(kept))
+                return self._refused(wanted, trial.kept, text)
+        order = tuple(sorted(trial.packed))
+        own = tuple(tuple(sorted(trial.own[index].items())) for index in order)
+        return Probe(
+            method=wanted.method,
+            label=wanted.label,
+            packed=order,
+            kept=_sorted(trial.kept),
+            layer_params=own if any(own) else (),
+        )
 
     def _refused(self, wanted: ProbeRequest, kept: Mapping[int, KeptLayer], why: str) -> Probe:
         by_kind = dict(_kept_by_kind(self._layers))
@@ -175,55 +252,6 @@ class Prober:
         return Probe(method=wanted.method, label=wanted.label, kept=_sorted(all_kept), refused=why)
 
 
-class _Following:
-    """Follows a forward call: which packed cache was called last, in which block, and in which block the call is."""
-
-    def __init__(self, model: Any, caches: Mapping[int, Any]) -> None:
-        self._caches = caches
-        self._blocks = {id(block): at for at, block in enumerate(getattr(model, "layers", ()))}
-        self._classes = {type(block) for block in getattr(model, "layers", ())}
-        self._originals: dict[type, Any] = {}
-        self.layer: int | None = None
-        self.called_in: int | None = None
-        self.block: int | None = None
-
-    def __enter__(self) -> Self:
-        for index, cache in self._caches.items():
-            with contextlib.suppress(AttributeError, TypeError):  # a class with slots cannot be followed
-                cache.update_and_fetch = self._noting(index, cache.update_and_fetch)
-        for cls in self._classes:
-            if "__call__" in vars(cls):
-                self._originals[cls] = cls.__call__
-                setattr(cls, "__call__", self._entering(cls.__call__))  # noqa: B010 -- mypy forbids the plain form
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for cls, original in self._originals.items():
-            setattr(cls, "__call__", original)  # noqa: B010 -- as above
-        for cache in self._caches.values():
-            with contextlib.suppress(AttributeError):
-                del cache.update_and_fetch
-
-    def _noting(self, index: int, update: Any) -> Any:
-        def noted(*args: Any, **options: Any) -> Any:
-            self.layer, self.called_in = index, self.block
-            return update(*args, **options)
-
-        return noted
-
-    def _entering(self, original: Any) -> Any:
-        def entered(block: Any, *args: Any, **options: Any) -> Any:
-            at = self._blocks.get(id(block))
-            if at is None:
-                return original(block, *args, **options)
-            self.block = at
-            result = original(block, *args, **options)
-            self.block = None
-            return result
-
-        return entered
-
-
 def _kept_by_kind(layers: Iterable[CacheLayer]) -> Iterator[tuple[int, KeptLayer]]:
     """Layers no method replaces: all that are not one plain growing cache."""
     for layer in layers:
@@ -233,9 +261,9 @@ def _kept_by_kind(layers: Iterable[CacheLayer]) -> Iterator[tuple[int, KeptLayer
             yield layer.index, KeptLayer(index=layer.index, reason="latent" if latent else reason)
 
 
-def _refusal(layer: CacheLayer, code: str, text: str) -> KeptLayer:
+def _refusal(index: int, code: str, text: str) -> KeptLayer:
     reason = {"width_not_divisible": "width"}.get(code, "engine_error")
-    return KeptLayer(index=layer.index, reason=reason, detail=text)
+    return KeptLayer(index=index, reason=reason, detail=text)
 
 
 def _why_none(layers: Iterable[CacheLayer], kept: Mapping[int, KeptLayer]) -> str:

@@ -12,7 +12,8 @@ from veloxquant.models import fields
 from veloxquant.models.exchange import PREFILL_TOKENS, Failed, Probed, Traced
 from veloxquant.models.trace_worker import engine, layers, parameters
 from veloxquant.models.trace_worker.engine import EngineRefused
-from veloxquant.models.trace_worker.probes import Prober, load_factory
+from veloxquant.models.trace_worker.factory import load_factory
+from veloxquant.models.trace_worker.probes import Prober
 from veloxquant.profiles.model import ModelProfile
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def answers(request: TraceRequest) -> Iterator[Answer]:
         yield Traced(profile=_named(profile, request))
         if request.probes:
             # Counting packed the first model's weights; another one costs milliseconds.
-            prober = Prober(engine.build(config, request.dtype), profile, load_factory(request.factory))
+            model = engine.build(config, request.dtype)
+            prober = Prober(model, profile, load_factory(request.factory), request.calibration)
             yield from (Probed(probe=prober.probe(wanted)) for wanted in request.probes)
     except EngineRefused as refusal:
         yield Failed(kind=refusal.kind, message=str(refusal), hint=refusal.hint)
