@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from veloxquant.caches.attention import BLOCK_NUMBERS, BLOCK_TOKENS, TILE_ROWS, Packed
+from veloxquant.caches.attention import BLOCK_TOKENS, Packed
+from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.tiered_sight import Hiding
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from veloxquant.caches.tiered_sight import Sight
 
 
+TILE_ROWS = 2**12
+"""Query heads x query tokens that are taken at a time."""
+BLOCK_NUMBERS = 2**20
+"""Most scores of one sequence at a time: 4 MiB in float32, of which MLX has some twenty in flight."""
 _ALL = 2**30
 """More tokens than there are."""
 
@@ -95,9 +100,7 @@ class _Tile:
         scaled = self.queries.astype(mx.float32) * (scale * math.log2(math.e))
         flat = scaled.reshape(batch, self.keys.recent[0].shape[1], -1, width)
         self._packed(flat)
-        if self.keys.sinks is not None:
-            self._sinks(flat)
-        self._recent(flat)
+        self._plain(flat)
         return self.running.mean().astype(self.queries.dtype).reshape(batch, heads, count, -1)
 
     def _packed(self, flat: Any) -> None:
@@ -115,26 +118,32 @@ class _Tile:
             self.running.add(values.codec.mix(weights, stored, values.fixed))
         self.running.mixed = values.codec.settle(self.running.mixed, values.fixed).astype(mx.float32)
 
-    def _sinks(self, flat: Any) -> None:
-        """Add the first tokens."""
-        held = min(self.hiding.sight.longest, self.keys.sinks.shape[2])
-        keys, values = (tier.sinks[:, :, :held].astype(mx.float32) for tier in (self.keys, self.values))
-        weights = self.running.weigh(self.hiding.sinks(flat @ keys.swapaxes(-1, -2), self.rows))
-        self.running.add(weights @ values)
-
-    def _recent(self, flat: Any) -> None:
-        """Add the recent columns that some query of the tile sees."""
-        keys, values = self.keys, self.values
-        codec, value_codec = keys.recent_codec, values.recent_codec
-        ready = codec.ready(flat, keys.recent_fixed)
+    def _plain(self, flat: Any) -> None:
+        """Add the sinks and the recent columns that some query of the tile sees, the sinks with the first of them."""
+        codecs = self.keys.recent_codec, self.values.recent_codec
         columns = self.hiding.sight.recent(*self.rows, causal=self.hiding.causal)
-        for start, stop in _spans(*columns, self._step(flat, codec, value_codec)):
-            stored = self.running.after(tuple(array[:, :, start:stop] for array in keys.recent))
-            scores = codec.scores(ready, stored, keys.recent_fixed).astype(mx.float32)
-            weights = self.running.weigh(self.hiding.recent(scores, self.rows, (start, stop)))
-            held = tuple(array[:, :, start:stop] for array in values.recent)
-            mixed = value_codec.mix(weights, held, values.recent_fixed)
-            self.running.add(value_codec.settle(mixed, values.recent_fixed))
+        spans = list(_spans(*columns, self._step(flat, *codecs)))
+        sinks = 0 if self.keys.sinks is None else min(self.hiding.sight.longest, self.keys.sinks.shape[2])
+        for span in spans or [(0, 0)]:
+            held = [self._first(sinks)] if sinks else []
+            held += [self._near(span)] if spans else []  # none: a prompt shorter than the sinks
+            scores = _joined([stretch.scores(flat) for stretch in held])
+            weights = self.running.weigh(self.hiding.plain(scores, self.rows, span, sinks))
+            apart = [weights] if len(held) == 1 else [weights[..., :sinks], weights[..., sinks:]]
+            mixed = [stretch.mix(some) for stretch, some in zip(held, apart, strict=True)]
+            self.running.add(mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1])
+            sinks = 0
+
+    def _first(self, sinks: int) -> _Stretch:
+        codecs = FloatCodec(self.keys.codec.width), FloatCodec(self.values.codec.width)
+        held = (self.keys.sinks[:, :, :sinks],), (self.values.sinks[:, :, :sinks],)
+        return _Stretch(*codecs, *held, (), ())
+
+    def _near(self, span: tuple[int, int]) -> _Stretch:
+        keys, values = self.keys, self.values
+        held = (tuple(array[:, :, slice(*span)] for array in tier.recent) for tier in (keys, values))
+        fixed = keys.recent_fixed, values.recent_fixed
+        return _Stretch(keys.recent_codec, values.recent_codec, self.running.after(next(held)), next(held), *fixed)
 
     def _step(self, flat: Any, *codecs: Codec) -> int:
         """Tokens taken at a time: all for one query where nothing is unpacked, else what keeps blocks small."""
@@ -143,6 +152,27 @@ class _Tile:
         _, groups, rows, _ = flat.shape
         numbers: int = groups * max(rows, *(codec.space for codec in codecs))
         return max(1, BLOCK_NUMBERS // numbers // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+class _Stretch(NamedTuple):
+    """Some tokens that are not packed, a slot each."""
+
+    key_codec: Codec
+    value_codec: Codec
+    keys: Arrays
+    values: Arrays
+    key_fixed: Arrays
+    value_fixed: Arrays
+
+    def scores(self, flat: Any) -> Any:
+        """Of queries (rows, KV heads, query rows, width)."""
+        ready = self.key_codec.ready(flat, self.key_fixed)
+        return self.key_codec.scores(ready, self.keys, self.key_fixed).astype(mx.float32)
+
+    def mix(self, weights: Any) -> Any:
+        """Of its values, brought back."""
+        mixed = self.value_codec.mix(weights, self.values, self.value_fixed)
+        return self.value_codec.settle(mixed, self.value_fixed).astype(mx.float32)
 
 
 class _Running:
@@ -178,6 +208,10 @@ class _Running:
     def mean(self) -> Any:
         """Weighted mean, (rows, KV heads, query rows, width); zeros where all is hidden by -inf."""
         return self.mixed / mx.maximum(self.total, mx.finfo(mx.float32).smallest_normal)
+
+
+def _joined(scores: Sequence[Any]) -> Any:
+    return scores[0] if len(scores) == 1 else mx.concatenate(list(scores), axis=-1)
 
 
 def _spans(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:

@@ -51,3 +51,10 @@ class Layout(NamedTuple):
     def capacity(self, tokens: int) -> int:
         """Tokens that the packed buffers of a sequence of `tokens` have room for."""
         return -(-self.packed(tokens) // self.step) * self.step
+
+    def slots(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The ring's slots of tokens start ... stop - 1, counted from S on, as one or two runs; no more than it has."""
+        if start >= stop:
+            return []
+        low, high = start % self.ring, start % self.ring + stop - start
+        return [(low, high)] if high <= self.ring else [(low, self.ring), (0, high - self.ring)]

@@ -69,11 +69,11 @@ class Part:
         new = self.recent_codec.encode(x[:, :, early:], self.recent_fixed) if early < tokens else ()
         at = max(0, before - layout.sinks)
         if tokens == 1:
-            self._write_ring(new, at, layout.ring)
+            self._write_ring(new, at, layout)
             columns, first = self.recent, layout.packed(before) % layout.ring
         else:
-            columns, first = self._columns(new, layout.packed(before), at, layout.ring), 0
-            self._write_ring(new, at, layout.ring)
+            columns, first = self._columns(new, at, before, layout), 0
+            self._write_ring(new, at, layout)
         start, end = layout.packed(before), layout.packed(before + tokens)
         if start < end:
             coded = self._coded(tuple(array[:, :, first : first + end - start] for array in columns), x.dtype)
@@ -86,22 +86,23 @@ class Part:
         sinks = self.sinks[0] if self.sinks else None
         return Tier(self.codec, tuple(self.packed), self.fixed, self.recent_codec, columns, self.recent_fixed, sinks)
 
-    def _columns(self, new: Arrays, start: int, at: int, ring: int) -> list[Any]:
-        """Ring tokens start ... at - 1, counted from S on, then the new ones, in order."""
-        pieces = [tuple(array[:, :, first:stop] for array in self.recent) for first, stop in _slots(start, at, ring)]
+    def _columns(self, new: Arrays, at: int, before: int, layout: Layout) -> list[Any]:
+        """What is in the ring and not packed, in order, then the new tokens: the first is `at` after the sinks."""
+        runs = layout.slots(layout.packed(before), at)
+        pieces = [tuple(array[:, :, first:stop] for array in self.recent) for first, stop in runs]
         pieces = [*pieces, new] if new else pieces
         if not pieces:
             return [array[:, :, :0] for array in self.recent]
         return [mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True)]
 
-    def _write_ring(self, new: Arrays, at: int, ring: int) -> None:
-        """Tokens at, at + 1, ... counted from S on; of more than the ring has slots, the last."""
+    def _write_ring(self, new: Arrays, at: int, layout: Layout) -> None:
+        """Tokens `at`, at + 1, ... after the sinks; of more than the ring has slots, the last."""
         if not new:
             return
         end = at + new[0].shape[2]
-        first = max(at, end - ring)
+        first = max(at, end - layout.ring)
         done = first - at
-        for low, high in _slots(first, end, ring):
+        for low, high in layout.slots(first, end):
             for buffer, array in zip(self.recent, new, strict=True):
                 buffer[:, :, low:high] = array[:, :, done : done + high - low]
             done += high - low
@@ -134,11 +135,3 @@ def stored(buffers: Sequence[Any], coded: Arrays, start: int, room: int) -> list
         shape = piece[-1].shape
         piece.extend([mx.zeros((*shape[:2], slack, *shape[3:]), dtype=piece[-1].dtype)] if slack else [])
     return [piece[0] if len(piece) == 1 else mx.concatenate(piece, axis=2) for piece in pieces]
-
-
-def _slots(start: int, stop: int, ring: int) -> list[tuple[int, int]]:
-    """The ring's slots of tokens start ... stop - 1, at most `ring` of them, as one or two runs."""
-    if start >= stop:
-        return []
-    low, high = start % ring, start % ring + stop - start
-    return [(low, high)] if high <= ring else [(low, ring), (0, high - ring)]

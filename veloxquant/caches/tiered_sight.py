@@ -70,9 +70,30 @@ class Sight(NamedTuple):
             return (_column(self.firsts) + mx.arange(first + 1, stop + 1))[..., None]
         return _column(self.lengths)[..., None]
 
-    def least_limit(self, first: int, *, causal: bool) -> int:
-        """The least of the limits."""
-        return min(self.firsts) + first + 1 if causal else min(self.lengths)
+    def plain(self, rows: tuple[int, int], columns: tuple[int, int], sinks: int, *, causal: bool) -> Any:
+        """Which of the first `sinks` sinks, and then of some recent columns, each query sees.
+
+        bool (rows or 1, queries, sinks + columns).
+        """
+        equal = len({*self.firsts}) == len({*self.lengths}) == 1
+        if equal and self.starts is None and rows[1] - rows[0] == 1:
+            first, ring = self._held(self.firsts[0] + rows[0], sinks, causal=causal)
+            return mx.array([[first + ring[slice(*columns)]]])
+        limits = self.limits(*rows, causal=causal)
+        places = self.places(*columns)[:, None]
+        recent = (places >= self.seen_from(*rows)) & (places < limits)
+        if not sinks:
+            return recent
+        first = mx.broadcast_to(mx.arange(sinks) < limits, (*recent.shape[:2], sinks))
+        return mx.concatenate([first, recent], axis=-1)
+
+    def _held(self, position: int, sinks: int, *, causal: bool) -> tuple[list[bool], list[bool]]:
+        """Which sinks and which of the ring's slots one query sees where rows are equal: it needs no device."""
+        limit = position + 1 if causal else self.lengths[0]
+        ring = [False] * self.layout.ring
+        for low, high in self.layout.slots(self.layout.packed(position + 1), limit - self.layout.sinks):
+            ring[low:high] = [True] * (high - low)
+        return [place < limit for place in range(sinks)], ring
 
 
 class Hiding:
@@ -88,29 +109,24 @@ class Hiding:
         self.causal = isinstance(mask, str)
         self._array = None if mask is None or self.causal else _grouped(mask, queries, groups, sight.longest)
 
-    def sinks(self, scores: Any, rows: tuple[int, int]) -> Any:
-        """Scores (rows, KV heads, queries a KV head x n, sinks) with what is hidden at -inf."""
-        columns = scores.shape[-1]
-        scores = self._masked(scores, rows, slice(0, columns))
-        if self.sight.least_limit(rows[0], causal=self.causal) >= columns:
-            return scores
-        return _where(mx.arange(columns) < self.sight.limits(*rows, causal=self.causal), scores, rows)
-
     def packed(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
-        """As `sinks`, for packed tokens counted from the first packed one."""
+        """Scores (rows, KV heads, queries a KV head x n, columns) with what is hidden at -inf, for packed tokens.
+
+        Columns are counted from the first packed token on.
+        """
         sinks = self.sight.layout.sinks
         scores = self._masked(scores, rows, slice(sinks + columns[0], sinks + columns[1]))
         if self.sight.boundaries(*rows)[0] >= columns[1]:
             return scores
         return _where(mx.arange(*columns) + sinks < self.sight.seen_from(*rows), scores, rows)
 
-    def recent(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
-        """As `sinks`, for some of the recent columns."""
-        places = self.sight.places(*columns)
-        scores = self._masked(scores, rows, mx.clip(places, 0, self.sight.longest - 1))
-        places = places[:, None]
-        seen = (places >= self.sight.seen_from(*rows)) & (places < self.sight.limits(*rows, causal=self.causal))
-        return _where(seen, scores, rows)
+    def plain(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int], sinks: int) -> Any:
+        """The same for the first sinks, and then some recent columns."""
+        if self._array is not None:
+            places = mx.clip(self.sight.places(*columns), 0, self.sight.longest - 1)
+            first = mx.broadcast_to(mx.arange(sinks), (places.shape[0], sinks))
+            scores = self._masked(scores, rows, mx.concatenate([first, places], axis=-1))
+        return _where(self.sight.plain(rows, columns, sinks, causal=self.causal), scores, rows)
 
     def _masked(self, scores: Any, rows: tuple[int, int], places: Any) -> Any:
         """With the array on them; `places` is a slice, or positions (rows or 1, columns)."""
@@ -123,8 +139,8 @@ class Hiding:
         least = mx.finfo(mx.float32).min
         if mask.dtype == mx.bool_:  # a finite number, as mlx-lm does: a query that sees nothing gets a mean
             return mx.where(mask, apart, least).reshape(scores.shape)
-        mask = mx.maximum(mask.astype(mx.float32) * math.log2(math.e), least)  # scores are for powers of 2
-        return (apart + mask).reshape(scores.shape)
+        added = mx.maximum(mask.astype(mx.float32) * math.log2(math.e), least)  # scores are for powers of 2
+        return (apart + mx.where(mask == -mx.inf, -mx.inf, added)).reshape(scores.shape)
 
 
 def _grouped(mask: Any, queries: tuple[int, int], groups: int, tokens: int) -> Any:
