@@ -65,8 +65,9 @@ def apply(model: Any, plan: Plan | Mapping[str, Any], *, methods: Loaded | None 
     are put through the model once without computing anything: MLX is lazy. `methods` is the loaded registry, for tests
     and for callers that have one. A plan that packs nothing restores the engine's own caches.
 
-    Packed caches have no batch twin in the engine: mlx_lm's server takes such a model one request at a time, and
-    batch_generate refuses it.
+    Lists of a batchable method (Method.batchable) are served in batches and stay packed there: their caches have twins
+    that mlx_lm's server and batch_generate merge them into. With the lists of other methods the server takes one
+    request at a time, and batch_generate refuses the model.
 
     Raises InvalidParams (the plan is malformed or made for another model), MethodNotFound (not installed or
     quarantined), MethodRefused (the plan chose nothing, or the engine cannot run these caches).

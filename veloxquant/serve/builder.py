@@ -23,7 +23,7 @@ from veloxquant.serve.layers import by_config, by_plan
 from veloxquant.serve.planned import check_is_model, engine_caches
 
 if TYPE_CHECKING:
-    from veloxquant.methods import Method, Param, Variant
+    from veloxquant.methods import Calibration, Method, Param, Variant
     from veloxquant.methods.registry import Loaded
 
 __all__ = ["KVCacheBuilder", "KVCacheConfig"]
@@ -117,14 +117,19 @@ class KVCacheBuilder:
 
     @staticmethod
     def for_model(
-        model: Any, config: KVCacheConfig | KVCacheBuilder | Plan | Mapping[str, Any], *, methods: Loaded | None = None
+        model: Any,
+        config: KVCacheConfig | KVCacheBuilder | Plan | Mapping[str, Any],
+        *,
+        methods: Loaded | None = None,
+        calibration: Calibration | None = None,
     ) -> list[Any]:
         """A fresh cache list for a loaded mlx-lm model: the method's caches where they can be, the engine's elsewhere.
 
         A config packs every plain KVCache layer that the method and the model's own code can take, or just its
         `layers`; a plan (Plan, cache_config, or either as JSON values) packs what it lists. A model that `apply`
         changed is looked at as it was before. Caches of this kind have been through the model once without computing
-        before these are made.
+        before these are made. `calibration` is this model's, for methods that choose each layer's parameters by it; a
+        plan has chosen already.
 
         Raises InvalidParams (malformed, or made for another model), MethodNotFound, MethodRefused with the reason of
         the first layer when none can take the method's cache.
@@ -140,7 +145,7 @@ class KVCacheBuilder:
             )
         loaded = load() if methods is None else methods
         if isinstance(config, KVCacheConfig):
-            caches = by_config(model, config, loaded)
+            caches = by_config(model, config, loaded, calibration)
         else:
             caches = by_plan(model, cache_config.read(config), loaded)
         return engine_caches(model) if caches is None else caches()

@@ -28,6 +28,15 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     packed_shapes: tuple[tuple[_Width, _Width, _Width], ...] | None = None
     """(KV heads, key width, value width): one for all packed layers, or one for each in order; None: not checked."""
 
+    layer_params: tuple[dict[str, int | float | str | bool], ...] | None = None
+    """The method's parameters on each packed layer, beside the variant's; None: all are alike."""
+
+    def own_params(self) -> dict[int, dict[str, int | float | str | bool]] | None:
+        """Each packed layer's own parameters, None where all are alike."""
+        if self.layer_params is None:
+            return None
+        return dict(zip(self.packed_layers, self.layer_params, strict=True))
+
     def shape_of(self, position: int) -> tuple[int, int, int] | None:
         """What the planner took the packed layer at this position for; None where it did not say."""
         if not self.packed_shapes:
@@ -95,5 +104,11 @@ def _checked(config: CacheConfig) -> CacheConfig:
             f"{len(config.packed_shapes)} packed_shapes for {len(packed)} packed_layers",
             hint="make the plan again",
             field="packed_shapes",
+        )
+    if config.layer_params is not None and len(config.layer_params) != len(packed):
+        raise InvalidParams(
+            f"{len(config.layer_params)} layer_params for {len(packed)} packed_layers",
+            hint="make the plan again",
+            field="layer_params",
         )
     return config

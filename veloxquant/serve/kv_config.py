@@ -72,6 +72,8 @@ class KVCacheConfig:
     """Entries of the model's cache list that are packed, each of which must take it. None: all that can take it."""
     layer_count: int | None = None
     """Entries of the cache list this was made for. None: any."""
+    layer_params: tuple[Mapping[str, Param], ...] | None = None
+    """Parameters of each of `layers`, beside `params`. None: all are alike, or the method chooses."""
 
     def __post_init__(self) -> None:
         check_name("method", self.method)
@@ -84,7 +86,17 @@ class KVCacheConfig:
         if self.layer_count is not None:
             check_whole("layer_count", self.layer_count, 0, MAX_WHOLE)
         object.__setattr__(self, "params", Params(self.params))
-        object.__setattr__(self, "layers", _layers(self.layers, self.layer_count))
+        given, layers = self.layers, _layers(self.layers, self.layer_count)
+        params = _layer_params(self.layer_params, given)
+        if params is not None:  # `layers` is put in order, and each one's parameters go with it
+            own = dict(zip(given or (), params, strict=True))
+            params = tuple(own[index] for index in layers or ())
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "layer_params", params)
+
+    def own_params(self) -> dict[int, Mapping[str, Param]] | None:
+        """Each packed layer's own parameters, None where none are named."""
+        return None if self.layer_params is None else dict(zip(self.layers or (), self.layer_params, strict=True))
 
     @classmethod
     def from_plan(cls, plan: Plan | Mapping[str, Any]) -> KVCacheConfig:
@@ -101,6 +113,7 @@ class KVCacheConfig:
             head_dim=widths.pop() if len(widths) == 1 else None,
             layers=None if chosen.method == ENGINE_OWN else chosen.packed_layers,
             layer_count=chosen.layer_count,
+            layer_params=chosen.layer_params,
         )
 
     @classmethod
@@ -132,6 +145,7 @@ class KVCacheConfig:
         document = {one.name: getattr(self, one.name) for one in fields(self)}
         document["params"] = dict(self.params)
         document["layers"] = None if self.layers is None else list(self.layers)
+        document["layer_params"] = None if self.layer_params is None else [dict(one) for one in self.layer_params]
         return tomli_w.dumps({name: value for name, value in document.items() if value not in (None, {})})
 
 
@@ -180,6 +194,18 @@ def _layers(layers: Any, count: int | None) -> tuple[int, ...] | None:
     if len(set(layers)) != len(layers):
         raise _wrong("layers", layers, "a list of unlike numbers")
     return tuple(sorted(layers))
+
+
+def _layer_params(given: Any, layers: Any) -> tuple[Params, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
+        raise _wrong("layer_params", given, "a list of mappings from names to values")
+    for name, value in (item for one in given for item in one.items()):
+        check_value(name, value)
+    if layers is None or len(layers) != len(given):
+        raise _wrong("layer_params", given, "one mapping for each of `layers`")
+    return tuple(map(Params, given))
 
 
 def _known(document: dict[str, Any]) -> dict[str, Any]:

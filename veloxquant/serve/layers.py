@@ -6,11 +6,12 @@ layer whose cache its engine cannot use keeps the engine's own, as in a trace.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.errors import InvalidParams, MethodRefused, VeloxError
 from veloxquant.methods import LayerSpec
 from veloxquant.methods.parameters import variant_for
+from veloxquant.methods.per_layer import check_layer_params, for_layer, layer_params, places_of
 from veloxquant.profiles.model import ENGINE_OWN
 from veloxquant.serve.planned import PlannedCaches, engine_caches, set_by_others
 from veloxquant.serve.rehearsal import engine_parts, plain_parts, rehearse
@@ -18,10 +19,29 @@ from veloxquant.serve.rehearsal import engine_parts, plain_parts, rehearse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from veloxquant.methods import CachePart, Method, Variant
+    from veloxquant.methods import CachePart, Calibration, Method, Param, Variant
     from veloxquant.methods.registry import Loaded
     from veloxquant.serve.cache_config import CacheConfig
     from veloxquant.serve.kv_config import KVCacheConfig
+
+
+class Packing(NamedTuple):
+    """A method's variant for layers of a model, and where their own parameters come from when layers differ."""
+
+    method: Method
+    variant: Variant
+    calibration: Calibration | None = None
+    given: Mapping[int, Mapping[str, Param]] | None = None
+    """Each layer's own as a plan or a config has them; None: the method chooses."""
+
+    def by_layer(self, parts: Mapping[int, CachePart]) -> dict[int, Variant]:
+        """The variant that each of these layers is asked and built with. Raises MethodRefused."""
+        if self.given is not None:
+            return {index: for_layer(self.variant, self.given[index]) for index in parts}
+        chosen = layer_params(self.method, self.variant, parts, self.calibration)
+        return {
+            index: for_layer(self.variant, chosen[order] if chosen else {}) for order, index in enumerate(sorted(parts))
+        }
 
 
 def by_plan(model: Any, config: CacheConfig, loaded: Loaded) -> PlannedCaches | None:
@@ -44,13 +64,23 @@ def by_plan(model: Any, config: CacheConfig, loaded: Loaded) -> PlannedCaches | 
                 hint="plan for this model",
                 field="packed_shapes",
             )
-    return _on_all(model, method, variant, parts)
+    given = config.own_params()
+    if given is None and layer_params(method, variant, parts, None):
+        raise InvalidParams(
+            f"{variant.label} has other parameters on each layer, and the plan names none",
+            hint="make the plan again with the methods that are installed here",
+            field="layer_params",
+        )
+    return _on_all(model, Packing(method, variant, given=_checked(method, variant, parts, given)), parts)
 
 
-def by_config(model: Any, config: KVCacheConfig, loaded: Loaded) -> PlannedCaches | None:
+def by_config(
+    model: Any, config: KVCacheConfig, loaded: Loaded, calibration: Calibration | None = None
+) -> PlannedCaches | None:
     """The caches of a config, rehearsed on this model; None where the engine keeps its own on every layer.
 
-    Raises InvalidParams, MethodNotFound, MethodRefused with the first layer's reason when none can be packed.
+    Raises InvalidParams, MethodNotFound, MethodRefused with the first layer's reason when none can be packed, or where
+    the method chooses parameters by layer and lacks a calibration.
     """
     method = loaded.method(config.method)
     variant = variant_for(method, config.params)
@@ -60,29 +90,60 @@ def by_config(model: Any, config: KVCacheConfig, loaded: Loaded) -> PlannedCache
     if config.layers is None:
         parts = plain_parts(model)
         _check_widths(parts, config.head_dim)
-        return _on_those_that_can(model, method, variant, parts)
+        return _on_those_that_can(model, Packing(method, variant, calibration), parts)
     parts = engine_parts(model, config.layers)
     _check_widths(parts, config.head_dim)
-    return _on_all(model, method, variant, parts)
+    given = _checked(method, variant, parts, config.own_params())
+    return _on_all(model, Packing(method, variant, calibration, given), parts)
 
 
-def _on_all(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> PlannedCaches:
+def _checked(
+    method: Method,
+    variant: Variant,
+    parts: Mapping[int, CachePart],
+    given: Mapping[int, Mapping[str, Param]] | None,
+) -> Mapping[int, Mapping[str, Param]] | None:
+    """Each layer's own parameters, if the method takes them. Raises InvalidParams."""
+    if given is None:
+        return None
+    places = places_of(parts)
+    try:
+        check_layer_params(method, variant, places, [given[place.index] for place in places])
+    except MethodRefused as error:
+        raise InvalidParams(
+            error.message,
+            hint="make the plan again with the methods that are installed here",
+            field="layer_params",
+        ) from error
+    return given
+
+
+def _on_all(model: Any, packing: Packing, parts: Mapping[int, CachePart]) -> PlannedCaches:
+    label, own = packing.variant.label, packing.by_layer(parts)
     for index, part in parts.items():
-        refused = method.refuses(variant, part)
+        refused = packing.method.refuses(own[index], part)
         if refused is not None:
-            raise MethodRefused(f"{variant.label} cannot keep layer {index}: {refused[1]}", hint="plan for this model")
-    caches = PlannedCaches(model, method, variant, parts, set_by_others(model))
-    rehearse(model, caches(), variant.label)
+            raise MethodRefused(f"{label} cannot keep layer {index}: {refused[1]}", hint="plan for this model")
+    caches = PlannedCaches(model, packing.method, own, parts, set_by_others(model))
+    rehearse(model, caches(), label)
     return caches
 
 
-def _on_those_that_can(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> PlannedCaches:
-    reasons = {index: _why_not(method, variant, index, part) for index, part in parts.items()}
+def _on_those_that_can(model: Any, packing: Packing, parts: Mapping[int, CachePart]) -> PlannedCaches:
+    method, variant = packing.method, packing.variant
+    reasons = {index: _why_never(method, variant, part) for index, part in parts.items()}
     willing = {index: part for index, part in parts.items() if reasons[index] is None}
-    taken, errors = _taken(model, method, variant, willing)
+    own = packing.by_layer(willing)
+    while refused := {
+        index: why for index, part in willing.items() if (why := _why_not(method, own[index], index, part))
+    }:
+        reasons |= refused
+        willing = {index: part for index, part in willing.items() if index not in refused}
+        own = packing.by_layer(willing)
+    taken, errors = _taken(model, packing, own, willing)
     if taken:
-        caches = PlannedCaches(model, method, variant, taken, set_by_others(model))
-        if errors:  # those that run by halves have not run together yet
+        caches = PlannedCaches(model, method, packing.by_layer(taken), taken, set_by_others(model))
+        if errors:  # those that run by halves have not run together yet, nor with the parameters that are left to them
             rehearse(model, caches(), variant.label)
         return caches
     told = {index: reason for index, reason in sorted({**reasons, **errors}.items()) if reason is not None}
@@ -94,37 +155,45 @@ def _on_those_that_can(model: Any, method: Method, variant: Variant, parts: Mapp
 
 
 def _taken(
-    model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]
+    model: Any, packing: Packing, own: Mapping[int, Variant], parts: Mapping[int, CachePart]
 ) -> tuple[dict[int, CachePart], dict[int, str]]:
     """The layers with which the model runs, and the engine's error for each of the others.
 
     What fails is halved, so that one layer among many costs a few calls: a layer fails by itself when the model's code
     reads what it stores, there or in another layer.
     """
-    error = _engine_error(model, method, variant, parts) if parts else None
+    error = _engine_error(model, packing, own, parts) if parts else None
     if error is None:
         return dict(parts), {}
     if len(parts) == 1:
         return {}, dict.fromkeys(parts, error)
     layers = list(parts.items())
     halves = layers[: len(layers) // 2], layers[len(layers) // 2 :]
-    (left, left_errors), (right, right_errors) = (_taken(model, method, variant, dict(half)) for half in halves)
+    (left, left_errors), (right, right_errors) = (_taken(model, packing, own, dict(half)) for half in halves)
     return left | right, left_errors | right_errors
 
 
-def _engine_error(model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart]) -> str | None:
-    caches = PlannedCaches(model, method, variant, parts, set_by_others(model))
+def _engine_error(
+    model: Any, packing: Packing, own: Mapping[int, Variant], parts: Mapping[int, CachePart]
+) -> str | None:
+    caches = PlannedCaches(model, packing.method, own, parts, set_by_others(model))
     try:
-        rehearse(model, caches(), variant.label)
+        rehearse(model, caches(), packing.variant.label)
     except VeloxError as error:
         cause = error.__cause__
         return error.message if cause is None else f"{type(cause).__name__}: {cause}"
     return None
 
 
-def _why_not(method: Method, variant: Variant, index: int, part: CachePart) -> str | None:
+def _why_never(method: Method, variant: Variant, part: CachePart) -> str | None:
+    """Why this layer is not packed whatever its own parameters would be."""
     if part.latent:
         return "a latent cache, which attention reads directly"
+    refused = method.refuses(variant, part)
+    return None if refused is None else refused[1]
+
+
+def _why_not(method: Method, variant: Variant, index: int, part: CachePart) -> str | None:
     refused = method.refuses(variant, part)
     if refused is not None:
         return refused[1]

@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 class PlannedCaches:
     """Called with no argument: a fresh list, packed where planned and the engine's own elsewhere.
 
+    `variants` are those that each packed layer is built with; layers may differ in parameters. Whether such lists
+    merge into a batch is the caches' own matter: those of a batchable method have a twin that stays packed.
+
     Knows its model by a weak reference: a strong one would be a cycle, and would keep the weights of a dropped model
     in memory until the next garbage collection. A deep copy belongs to the copied model.
     """
 
     def __init__(
-        self, model: Any, method: Method, variant: Variant, parts: Mapping[int, CachePart], previous: Any
+        self,
+        model: Any,
+        method: Method,
+        variants: Mapping[int, Variant],
+        parts: Mapping[int, CachePart],
+        previous: Any,
     ) -> None:
         self.previous = previous
         """A make_cache that somebody else had put on the instance, None where there was none."""
         self._model = weakref.ref(model)
-        self._method, self._variant, self._parts = method, variant, dict(parts)
+        self._method, self._variants, self._parts = method, dict(variants), dict(parts)
 
     def __call__(self) -> list[Any]:
         """One fresh cache for each entry of the engine's list. Raises MethodRefused."""
@@ -41,7 +49,7 @@ class PlannedCaches:
             )
         caches = _own(model, self.previous)
         for index, part in self._parts.items():
-            caches[index] = self._method.build(LayerSpec(index=index, part=part), self._variant)
+            caches[index] = self._method.build(LayerSpec(index=index, part=part), self._variants[index])
         return caches
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedCaches:
@@ -50,7 +58,7 @@ class PlannedCaches:
         if model is None:
             return self
         previous = copy.deepcopy(self.previous, memo)
-        return PlannedCaches(memo.get(id(model), model), self._method, self._variant, self._parts, previous)
+        return PlannedCaches(memo.get(id(model), model), self._method, self._variants, self._parts, previous)
 
 
 def check_is_model(model: Any) -> None:
