@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what the tests of the matrix recorded, in whichever process they ran."""
-    reports = [one for many in terminalreporter.stats.values() for one in many if hasattr(one, "user_properties")]
+    reports = [one for many in terminalreporter.stats.values() for one in many if getattr(one, "when", "") == "call"]
     recorded = [value for one in reports for name, value in one.user_properties if name == "conformance"]
     if not recorded:
         return

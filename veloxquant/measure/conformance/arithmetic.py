@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.caches.held import held_bytes
+from veloxquant.errors import MethodRefused
 from veloxquant.measure.conformance import models
 from veloxquant.measure.conformance.outcome import failed, not_applicable, refused, unless
 from veloxquant.models.trace_worker import engine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
 
-STEPS = 12
+_CHUNK, _STEPS = 64, 16
+"""Steps enough to complete a group of 32 after 150 tokens, 4 of them sinks."""
 
 
 def layers_are_the_methods_or_the_engines(subject: Subject) -> Verdict:
-    """Each layer that can be packed is, or the method refuses it; windows, states and latents keep the engine's."""
+    """Each layer that can be packed is, or is refused in the trace; windows, states and latents keep the engine's."""
     takes, packed = subject.architecture.takes, subject.probe.packed
     kept = {layer.index: layer for layer in subject.probe.kept}
     beyond = sorted(set(packed) - set(takes))
     if beyond:
         return failed(f"only layers {list(takes)} packed", f"layers {beyond} packed, too")
     for index in set(takes) - set(packed):
-        if index in subject.willing:
+        if index in subject.willing and not kept[index].detail.startswith(MethodRefused.__name__):
             return failed(f"layer {index} packed, or refused by the method", f"the engine raised {kept[index].detail}")
     fresh, own = subject.caches(), engine.fresh_caches(subject.model)
     for index in set(range(len(own))) - set(packed):
@@ -37,49 +38,58 @@ def layers_are_the_methods_or_the_engines(subject: Subject) -> Verdict:
 
 def bytes_are_those_held(subject: Subject) -> Verdict:
     """`nbytes` is the bytes of all reachable arrays and the method's arithmetic: empty, after prompt and decode."""
-    count = subject.prompt_tokens
-    caches = subject.caches()
-    problems = [
-        (f"nbytes 0 of an unused cache in layer {index}", f"nbytes {cache.nbytes}, held {held_bytes(cache)}")
-        for index, cache in subject.packed(caches).items()
-        if cache.nbytes or held_bytes(cache)
-    ]
-    subject.logits(caches, subject.text(), 64)
-    cut = ((64, count // 64), (count % 64, 1))
-    problems += _bytes(subject, caches, cut, f"after {count} tokens in chunks of 64")
-    subject.logits(caches, subject.text(count, STEPS), 1)
-    problems += _bytes(subject, caches, (*cut, (1, STEPS)), f"after {STEPS} tokens more")
+    problems = []
+    for seen in _life(subject):
+        declared = subject.declared(seen.layer, seen.runs) if seen.runs else 0
+        if not seen.nbytes == seen.held == declared:
+            told = f"nbytes {seen.nbytes}, held {seen.held}, the method's arithmetic {declared}"
+            problems.append((f"one figure of bytes in layer {seen.layer} after {seen.tokens} tokens", told))
     return unless(problems)
-
-
-def _bytes(
-    subject: Subject, caches: list[Any], runs: tuple[tuple[int, int], ...], when: str
-) -> Iterator[tuple[str, str]]:
-    runs = tuple(run for run in runs if all(run))
-    for index, cache in subject.packed(caches).items():
-        held, declared = held_bytes(cache), subject.declared(index, runs)
-        if not cache.nbytes == held == declared:
-            yield (
-                f"one figure of bytes for layer {index} {when}",
-                f"nbytes {cache.nbytes}, held {held}, method {declared}",
-            )
 
 
 def offset_is_the_position(subject: Subject) -> Verdict:
     """Tokens given so far, whatever a cache has packed or dropped; the engine turns it into rotary positions."""
+    return unless(
+        [
+            (f"offset {seen.tokens} in layer {seen.layer}", str(seen.offset))
+            for seen in _life(subject)
+            if seen.offset != seen.tokens
+        ]
+    )
+
+
+class _Seen(NamedTuple):
+    """One packed cache at one moment."""
+
+    layer: int
+    runs: tuple[tuple[int, int], ...]
+    """The calls that it has had, as (tokens, calls)."""
+    nbytes: int
+    held: int
+    offset: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens * calls for tokens, calls in self.runs)
+
+
+@functools.lru_cache(maxsize=8)
+def _life(subject: Subject) -> tuple[_Seen, ...]:
+    """Every packed cache unused, with the prompt in chunks of 64, and some single tokens later."""
     count = subject.prompt_tokens
-    caches = subject.filled()
-    problems = _offsets(subject, caches, count)
-    subject.logits(caches, subject.text(count, STEPS), 1)
-    return unless([*problems, *_offsets(subject, caches, count + STEPS)])
+    chunks = tuple(run for run in ((_CHUNK, count // _CHUNK), (count % _CHUNK, 1)) if all(run))
+    caches = subject.caches()
+    seen = _look(subject, caches, ())
+    subject.logits(caches, subject.text(), _CHUNK)
+    seen += _look(subject, caches, chunks)
+    subject.logits(caches, subject.text(count, _STEPS), 1)
+    return tuple(seen + _look(subject, caches, (*chunks, (1, _STEPS))))
 
 
-def _offsets(subject: Subject, caches: list[Any], count: int) -> list[tuple[str, str]]:
-    packed = subject.packed(caches)
+def _look(subject: Subject, caches: list[Any], runs: tuple[tuple[int, int], ...]) -> list[_Seen]:
     return [
-        (f"offset {count} in layer {index}", str(cache.offset))
-        for index, cache in packed.items()
-        if int(cache.offset) != count
+        _Seen(index, runs, int(cache.nbytes), held_bytes(cache), int(cache.offset))
+        for index, cache in subject.packed(caches).items()
     ]
 
 
