@@ -1,0 +1,340 @@
+"""Rotated keys and values: a Hadamard rotation spreads what is loud, and few uniform levels then fit every channel.
+
+Turning queries and keys alike leaves every score as it is, and turned values are turned back once a step (QuaRot, arXiv
+2404.00456). So two small transforms a step buy numbers without loud channels, which MLX's own quantized kernels read:
+nothing is unpacked. Levels are unbiased: stretched until what is read back is not shrunk (EDEN, 2108.08842), since
+errors vanish where attention averages and shrinking does not.
+
+`rotated` keeps sinks and recent tokens (2309.17453) and packs rotated keys channel by channel (KIVI, 2402.02750), in
+groups of G tokens with a scale and a bias, and values token by token with one scale a group. With S sinks, R recent
+tokens, of L tokens G x max(0, (L - S - R) // G) are packed, and S + R + G slots are held besides, whatever L is.
+
+`rotated_token` packs each token by itself from the first on, so that its caches can be rewound. Keys and values then
+have one scale a group along the width.
+
+A number costs bits + (scales of its group) x 8 x itemsize / group. Widths that groups of 32 do not divide (80, 112) are
+filled up with zeros before the rotation where groups run along the width, and cost that much more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.methods import CachePart
+
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUPS = (32, 64, 128)
+"""What mx.quantize takes."""
+_MOST_TOKENS = 2**16
+_MOST_SEED = 2**53
+_WIDEST = 2**13
+_LEAST_BLOCK = 16
+"""As in veloxquant.caches.hadamard."""
+_EIGHT = 8
+"""Bits of recent tokens that are not floats."""
+
+_HARD_KEY_KL = {2: 0.0525, 3: 0.0085, 4: 0.0019, 5: 0.0007, 6: 0.0003, 8: 0.0001}
+_HARD_VALUE_KL = {2: 0.0082, 3: 0.0022, 4: 0.0007, 5: 0.0003, 6: 0.0001, 8: 0.0001}
+"""Mean KL in nats a token of SmolLM2-135M-Instruct (head width 64, 4,096 tokens) against its float32 cache, simulated
+as the cache works, with 4 sinks and 64 recent tokens: keys alone at 2 to 5 bits, values alone at 2 to 4; the others
+are extended by a factor of 2.7 a bit, as from 4 to 5, and end at the 0.0001 that recent tokens of 8 bits cost. Keys and
+values add up: 0.0022 and 0.0019 make 0.0041 where 0.0038 was seen, 0.0525 and 0.0082 make 0.061 where 0.064 was."""
+
+_HARD_TOKEN_KEY_KL = {2: 1.2, 3: 0.23, 4: 0.057, 5: 0.0155, 6: 0.0048, 8: 0.0004}
+_HARD_TOKEN_VALUE_KL = {2: 0.093, 3: 0.0225, 4: 0.0059, 5: 0.0015, 6: 0.0004, 8: 0.0001}
+"""The same for every token packed by itself, split to fit what was simulated: 0.371 at 3 and 2 bits, 0.154 at 4 and 2,
+0.0835 at 4 and 3, 0.0644 at 4 and 4, 0.0376 at 5 and 3, 0.0193 at 5 and 4, 0.009 at 6 and 4."""
+
+_MIDDLE = 0.44
+"""Typical share of the hard case, as for the engine's affine format (plugins/affine.py: Llama-3.2-3B over SmolLM2-135M
+at 4 and at 8 bits). No figure of a middle-sized model was found for these formats themselves."""
+_LOW = 0.053
+"""Best share seen for rotated numbers: Qwen3.5-35B-A3B over SmolLM2-135M (plugins/turboquant.py)."""
+_SOURCE = (
+    "SmolLM2-135M at 4,096 tokens, simulated (upper end), scaled as the affine format's by Llama-3.2-3B, and by what "
+    "Qwen3.5-35B-A3B loses to rotated numbers of 3 bits (lower end)"
+)
+
+_MOST_QUERY_HEADS = 128
+"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
+_TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**13, 2**21, 2**19
+"""At least those of veloxquant.caches (attention, tiered_attention, packed, tiered_part)."""
+
+
+class _Set(NamedTuple):
+    """A variant's parameters, defaults filled in."""
+
+    key_bits: int = 4
+    value_bits: int = 3
+    group: int = 64
+    sinks: int = 4
+    recent: int = 64
+    recent_bits: int = 8
+    seed: int = 0
+
+
+class Rotated(Method):
+    """Rotated keys channel by channel, rotated values token by token, sinks and recent tokens kept."""
+
+    name = "rotated"
+    version = "1"
+    summary = "Hadamard-rotated per-channel keys and per-token values on MLX's own kernels, recent tokens in 8 bits"
+    paper = "2404.00456"
+    idea = "A rotation spreads loud channels over all, so that a few unbiased levels fit every number."
+    keeps = "The first tokens in the model's format; the most recent ones in 8 bits, or in the model's format."
+    batchable = True
+    trimmable = False
+    fused_attention = True
+
+    label = "rotated"
+    pairs: tuple[tuple[int, int], ...] = ((5, 4), (4, 3), (3, 2), (2, 2))
+    """Bits of keys and values that are planned with; keys get more, since the softmax magnifies an error in a score."""
+
+    def variants(self) -> Sequence[Variant]:
+        """One for each pair of bits worth planning with."""
+        return [
+            Variant(
+                method=self.name,
+                label=f"{self.label}-k{keys}v{values}",
+                params={"key_bits": keys, "value_bits": values},
+            )
+            for keys, values in self.pairs
+        ]
+
+    def parameters(self) -> Sequence[Parameter]:
+        """Bits of both, the group, what is kept, and the seed of the rotation's signs."""
+        recent = "recent tokens that are kept at least, a multiple of the group; a group more comes and goes"
+        return [
+            *_shared_parameters("tokens of a group of keys; values have the widest group along the width up to it"),
+            Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
+            Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
+            Parameter(name="recent_bits", kind="int", default=8, choices=(8, 16), help="16: the model's own format"),
+        ]
+
+    def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
+        """Widths that no rotation serves, and recent tokens that are no whole groups."""
+        chosen = _chosen(variant)
+        if chosen.recent % chosen.group:
+            return "not_supported_by_engine", f"{chosen.recent} recent tokens are no whole groups of {chosen.group}"
+        return _refused("key", part.key_width, part.key_width) or _refused(
+            "value", part.value_width, _filled(part.value_width)
+        )
+
+    def key_bits(self, variant: Variant, part: CachePart) -> float:
+        """Codes, and a scale and a bias for each channel of a group of tokens."""
+        chosen = _chosen(variant)
+        return chosen.key_bits + 2 * 8 * part.key_itemsize / chosen.group
+
+    def value_bits(self, variant: Variant, part: CachePart) -> float:
+        """Codes and a scale for each group along the width, zeros that fill it up included."""
+        chosen = _chosen(variant)
+        return _row_bits(chosen.value_bits, chosen.group, part.value_width, part.value_itemsize) / part.value_width
+
+    def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
+        """Sinks and the ring of recent tokens, both whole from the first token on."""
+        chosen = _chosen(variant)
+        bits = 0
+        for width, itemsize in ((part.key_width, part.key_itemsize), (part.value_width, part.value_itemsize)):
+            floats = 8 * itemsize * width
+            eight = _row_bits(_EIGHT, _MOST_GROUP, width, itemsize, scales=2)
+            recent = eight if chosen.recent_bits == _EIGHT else floats
+            bits += chosen.sinks * floats + (chosen.recent + chosen.group) * recent
+        return part.heads * bits // 8
+
+    def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
+        """Room for what is packed of so many tokens: whole groups, no slack."""
+        chosen = _chosen(variant)
+        return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """An upper bound of the temporary arrays of attention and packing, counted with MLX's allocator on the CPU."""
+        held = _chosen(variant).recent + _chosen(variant).group
+        return _workspace(part, queries, slots + held)
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
+        chosen = _chosen(variant)
+        return _prior(_HARD_KEY_KL[chosen.key_bits] + _HARD_VALUE_KL[chosen.value_bits])
+
+    def build(self, layer: LayerSpec, variant: Variant) -> Any:
+        """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""
+        from veloxquant.caches.refit import RefitPerChannelCodec
+        from veloxquant.caches.rotated import RotatedCodec
+        from veloxquant.caches.tiered import TieredKVCache
+
+        chosen, part = _chosen(variant), layer.part
+        keys = RefitPerChannelCodec(part.key_width, chosen.key_bits, chosen.group, unbiased=True)
+        return TieredKVCache(
+            RotatedCodec(part.key_width, keys, chosen.seed),
+            _by_token(part.value_width, chosen.value_bits, chosen),
+            sinks=chosen.sinks,
+            recent=chosen.recent,
+            recent_key_codec=_recent(part.key_width, chosen),
+            recent_value_codec=_recent(part.value_width, chosen),
+        )
+
+
+class RotatedToken(Rotated):
+    """Rotated keys and values, both token by token, nothing kept: what can be rewound."""
+
+    name = "rotated_token"
+    summary = "Hadamard-rotated keys and values, each token packed by itself, on MLX's own kernels"
+    keeps = "Nothing: every token is packed from the first on."
+    trimmable = True
+
+    label = "rotated-token"
+    pairs = ((5, 3),)
+    """Where keys cost more than anything else, per-channel keys are better; this is for who must rewind."""
+
+    def parameters(self) -> Sequence[Parameter]:
+        """Bits of both, the group and the seed."""
+        return _shared_parameters("numbers along the width that share a scale, at most")
+
+    def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
+        """Widths that no rotation serves."""
+        keys = _refused("key", part.key_width, _filled(part.key_width))
+        return keys or _refused("value", part.value_width, _filled(part.value_width))
+
+    def key_bits(self, variant: Variant, part: CachePart) -> float:
+        """As values."""
+        chosen = _chosen(variant)
+        return _row_bits(chosen.key_bits, chosen.group, part.key_width, part.key_itemsize) / part.key_width
+
+    def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
+        """None."""
+        return 0
+
+    def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
+        """By the engine's rule."""
+        return None
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """As `rotated`, without tiers."""
+        return _workspace(part, queries, slots)
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """As `rotated`, from figures of its own."""
+        chosen = _chosen(variant)
+        return _prior(_HARD_TOKEN_KEY_KL[chosen.key_bits] + _HARD_TOKEN_VALUE_KL[chosen.value_bits])
+
+    def build(self, layer: LayerSpec, variant: Variant) -> Any:
+        """A fresh PackedKVCache. Raises InvalidParams or MethodRefused for what is refused."""
+        from veloxquant.caches.packed import PackedKVCache
+
+        chosen, part = _chosen(variant), layer.part
+        keys = _by_token(part.key_width, chosen.key_bits, chosen)
+        return PackedKVCache(keys, _by_token(part.value_width, chosen.value_bits, chosen), part.step)
+
+    def build_standalone(self, head_dim: int, variant: Variant) -> Any:
+        """One head, with the same codecs. Raises InvalidParams or MethodRefused for what is refused."""
+        from veloxquant.caches.standalone import StandaloneCache
+
+        chosen = _chosen(variant)
+        codecs = (_by_token(head_dim, bits, chosen) for bits in (chosen.key_bits, chosen.value_bits))
+        return StandaloneCache(*codecs)
+
+
+def _shared_parameters(group: str) -> list[Parameter]:
+    seed = "of the rotation's random signs"
+    return [
+        Parameter(name="key_bits", kind="int", default=4, choices=_BITS, help="bits a key number, scales apart"),
+        Parameter(name="value_bits", kind="int", default=3, choices=_BITS, help="the same of values"),
+        Parameter(name="group", kind="int", default=64, choices=_GROUPS, help=group),
+        Parameter(name="seed", kind="int", default=0, low=0, high=_MOST_SEED, help=seed),
+    ]
+
+
+def _chosen(variant: Variant) -> _Set:
+    return _Set(**{name: int(variant.params[name]) for name in _Set._fields if variant.params.get(name) is not None})
+
+
+_MOST_GROUP = 64
+"""Of recent tokens in 8 bits."""
+
+
+def _filled(width: int) -> int:
+    """The width with zeros up to a multiple of 32."""
+    return -(-width // 32) * 32
+
+
+def _fitting(group: int, width: int) -> int:
+    """The widest group, at most `group`, that divides a multiple of 32."""
+    return max(one for one in _GROUPS if one <= group and width % one == 0)
+
+
+def _row_bits(bits: int, group: int, width: int, itemsize: int, scales: int = 1) -> int:
+    """Of one vector, zeros included."""
+    filled = _filled(width)
+    return filled * bits + filled // _fitting(group, filled) * scales * 8 * itemsize
+
+
+def _refused(what: str, width: int, rotated: int) -> tuple[str, str] | None:
+    """Why vectors of a width, rotated with so many numbers, cannot be kept."""
+    if width <= 0:
+        return "not_supported_by_engine", f"the engine keeps no {what}s of their own here"
+    if not _rotates(rotated):
+        blocks = "blocks of 1, 12, 20 or 28 times a power of two"
+        return "width_not_divisible", f"the {what} width {width} is rotated neither at once nor in {blocks}"
+    return None
+
+
+def _rotates(width: int) -> bool:
+    """Whether some block serves (veloxquant.caches.hadamard.block)."""
+    sizes = {multiple << power for multiple in (1, 12, 20, 28) for power in range(14)}
+    return width <= _WIDEST and (width in sizes or any(width % size == 0 for size in sizes if size >= _LEAST_BLOCK))
+
+
+def _by_token(width: int, bits: int, chosen: _Set) -> Any:
+    from veloxquant.caches.rotated import RotatedCodec
+    from veloxquant.caches.symmetric import SymmetricCodec
+
+    filled = _filled(width)
+    return RotatedCodec(width, SymmetricCodec(filled, bits, _fitting(chosen.group, filled)), chosen.seed)
+
+
+def _recent(width: int, chosen: _Set) -> Any:
+    """Floats, or 8 bits: as they come where groups fit, else rotated with zeros behind."""
+    from veloxquant.caches.affine_codec import AffineCodec
+    from veloxquant.caches.float_codec import FloatCodec
+    from veloxquant.caches.rotated import RotatedCodec
+
+    if chosen.recent_bits != _EIGHT:
+        return FloatCodec(width)
+    filled = _filled(width)
+    eight = AffineCodec(filled, _EIGHT, _fitting(_MOST_GROUP, filled))
+    return eight if filled == width else RotatedCodec(width, eight, chosen.seed)
+
+
+def _prior(hard: float) -> QualityPrior:
+    return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=_SOURCE)
+
+
+_SCORE_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 12, 12, 24
+
+
+def _workspace(part: CachePart, queries: int, slots: int) -> int:
+    """Bytes of float32 arrays: scores, scales and unpacked blocks of attention; what packing takes comes before.
+
+    How many query heads there are is not known here: at least the KV heads, and at most 128.
+    """
+    widths = _filled(part.key_width) + _filled(part.value_width)
+    rows = _MOST_QUERY_HEADS * queries
+    scores = rows * slots if queries == 1 else min(_BLOCK_NUMBERS, rows * slots)
+    unpacked = 0 if queries == 1 else min(_BLOCK_NUMBERS, part.heads * widths * slots)
+    scales = part.heads * widths * slots * 2 // min(_GROUPS)
+    attending = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * unpacked + 2 * scales + rows * widths * 4
+    numbers = part.heads * widths * (queries + max(_GROUPS))
+    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, numbers) + math.ceil(numbers * 2)
+    return 4 * max(attending, packing)
+
+
+@hookimpl
+def veloxquant_methods() -> list[Method]:
+    """In tiers, and token by token."""
+    return [Rotated(), RotatedToken()]
