@@ -1,7 +1,8 @@
-"""The batch of packed caches: every row stores and answers what its own single run does, to the bit."""
+"""The batch of packed caches: every row stores what its own single run does, to the bit, and answers what it does."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from functools import cache as once
@@ -37,6 +38,9 @@ ALL = pytest.mark.parametrize("kind", CODECS)
 SAME_BITS = 0.0 if sys.platform == "linux" else 2e-5
 """How near a row's attention is to its single run's: MLX's CPU backend on Linux gives a row's products the same bits
 whatever the number of rows."""
+NEAR = {"float": 2e-5, "affine": 2e-5}
+"""Of codecs whose products read what is stored, one query takes all places at once: sums of more zeros may round
+otherwise."""
 
 
 def fresh(kind: str, step: int = 256, width: int = WIDTH) -> PackedKVCache:
@@ -52,8 +56,8 @@ def held(cache: PackedKVCache) -> list[Any]:
 
 
 def drive(kind: str, step: int = 256) -> Drive:
-    """Batch and single runs beside each other, equal to the bit where a row's products are."""
-    return Drive(lambda: fresh(kind, step), held, near=SAME_BITS)
+    """Batch and single runs beside each other."""
+    return Drive(lambda: fresh(kind, step), held, near=NEAR.get(kind, SAME_BITS))
 
 
 ACTS = ("start", "prompt", "left", "decode", "filter", "split", "copy", "restore", "extract")
@@ -275,8 +279,6 @@ def steps(kind: str, rows: int, heads: int) -> int:
 
 def graph(outputs: list[Any]) -> int:
     """Edges of the unevaluated graph, as MLX draws it."""
-    import io
-
     drawing = io.StringIO()
     mx.export_to_dot(drawing, *outputs)
     return drawing.getvalue().count("->")

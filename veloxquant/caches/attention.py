@@ -6,6 +6,8 @@ of K and V, and hands everything else to mlx-lm's own.
 
 Keys are taken in blocks (`Blocks`), and the softmax is carried from block to block (Milakov and Gimelshein, arXiv
 1805.02867; FlashAttention, 2205.14135), so that only a few blocks are ever unpacked and only their scores exist.
+A single query token over codecs whose products read what is stored (`native`) takes all tokens at once: nothing is
+unpacked, and its scores are few (`_attend_whole`).
 Queries keep their format outside; inside everything is in float32, since scores of 16 bits lose what more bits a number
 have won.
 """
@@ -13,6 +15,7 @@ have won.
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.caches.masking import Mask
@@ -89,6 +92,8 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
     groups = keys.stored[0].shape[1]
     masking = mask if isinstance(mask, Mask) else Mask(mask, queries.shape, groups, keys.tokens)
     _, heads, count, _ = queries.shape
+    if count == 1 and _is_read(keys) and _is_read(values):
+        return _attend_whole(queries, keys, values, scale, masking)
     size = Blocks.of(masking.groups, keys.codec, values.codec).tile_tokens(heads, count)
     if size == count:
         return _attend_tile(queries * scale, keys, values, masking, 0)
@@ -104,6 +109,8 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
 
 class Blocks(NamedTuple):
     """How work on one cache is divided, so that a query's result does not depend on what else its call brings.
+
+    (But for a query that comes alone over native codecs: that takes another way, equal to rounding and not to the bit.)
 
     Float sums depend on their order, and a last bit can flip a code in the next layer. So stored tokens fall into
     blocks by position alone, a block is always computed at its full length (what a query may not see, and what is not
@@ -157,6 +164,37 @@ def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: Mask, firs
         running.add(top, weights.sum(axis=-1, keepdims=True), mixed.astype(mx.float32))
     mixed = values.codec.settle(running.mean(), values.fixed)
     return mixed.astype(queries.dtype).reshape(batch, heads, count, -1)
+
+
+def _attend_whole(queries: Any, keys: Packed, values: Packed, scale: float, masking: Mask) -> Any:
+    """One query token over all stored tokens in one product each: calls do not grow with tokens, heads or rows.
+
+    Scores are a number for each query head and stored token. In base 2, which MLX computes faster and more exactly
+    than base e (float32 on the CPU backend: 6e-8 relative against 2e-6); scores that a mask is added to stay in base e.
+    """
+    import mlx.core as mx
+
+    batch, heads, _, width = queries.shape
+    scale = scale if masking.adds else scale * math.log2(math.e)
+    rows = (queries.astype(mx.float32) * scale).reshape(batch, masking.groups, -1, width)
+    ready = keys.codec.ready(rows, keys.fixed)[:, :, None]
+    scores = keys.codec.scores(ready, tuple(array[:, :, None] for array in keys.stored), keys.fixed)
+    scores = masking.hide(scores.astype(mx.float32), (0, 1), (0, keys.tokens))
+    top = mx.maximum(scores.max(axis=-1, keepdims=True), mx.finfo(mx.float32).min)
+    weights = mx.exp(scores - top) if masking.adds else mx.power(2.0, scores - top)
+    mixed = values.codec.mix(weights, tuple(array[:, :, None] for array in values.stored), values.fixed)
+    # Weights of nothing but hidden tokens are zeros, and so is their mean.
+    mean = mixed.astype(mx.float32) / mx.maximum(
+        weights.sum(axis=-1, keepdims=True), mx.finfo(mx.float32).smallest_normal
+    )
+    return values.codec.settle(mean[:, :, 0], values.fixed).astype(queries.dtype).reshape(batch, heads, 1, -1)
+
+
+def _is_read(packed: Packed) -> bool:
+    """Whether products with one query read what is stored as it is; floats of 16 bits would be copied to 32."""
+    import mlx.core as mx
+
+    return bool(getattr(packed.codec, "native", False)) and packed.stored[0].dtype in (mx.uint32, mx.float32)
 
 
 class _Running:

@@ -14,7 +14,11 @@ Arrays = tuple[Any, ...]
 
 
 class Codec(Protocol):
-    """Keys or values of one width. Immutable and shared; what belongs to one cache is in its arrays."""
+    """Keys or values of one width. Immutable and shared; what belongs to one cache is in its arrays.
+
+    A codec whose products with a few rows read what is stored, and unpack nothing, says so by an attribute `native`
+    that is true; one without it counts as unpacking.
+    """
 
     @property
     def width(self) -> int:

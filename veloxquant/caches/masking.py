@@ -32,6 +32,13 @@ class Mask:
         groups, repeats = (self.groups, heads // self.groups) if given == heads else (1, 1)
         return mask.reshape(shape[0], groups, repeats, rows, columns)
 
+    @property
+    def adds(self) -> bool:
+        """Whether numbers are added to scores; what is only hidden is so in any unit."""
+        import mlx.core as mx
+
+        return self._array is not None and self._array.dtype != mx.bool_
+
     def seen(self, last: int) -> int:
         """Stored tokens that query tokens before `last` may see at all."""
         return self.tokens - self.count + last if self._causal else self.tokens

@@ -2,8 +2,9 @@
 
 What a number becomes is the codec's matter; here are slots, offsets and what the engine asks of a cache. Each token is
 packed by itself, so that how a prompt is cut into calls changes nothing that is stored for the K and V given; those of
-the next layer come out of attention, which sees to the same (`attention.Blocks`). Caches of several sequences become
-one batch by `merge`, and stay packed in it (`caches.packed_batch`).
+the next layer come out of attention, which sees to the same (`attention.Blocks`): to the bit for codecs that unpack,
+to rounding for native ones, where a token that comes alone takes a quicker way. Caches of several sequences become one
+batch by `merge`, and stay packed in it (`caches.packed_batch`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The batch of packed caches: what `PackedKVCache.merge` makes and mlx-lm's BatchGenerator fills, filters and extends.
 
 Every row is laid out from its first token on, so that its codes, and the blocks attention takes, are those of its own
-single run, bit for bit; padding is never packed and never stored. A step costs the same calls whatever the number of
-rows and heads.
+single run, bit for bit (native codecs' steps of one token: to rounding, see `attention`); padding is never packed and
+never stored. A step costs the same calls whatever the number of rows and heads.
 
 Bytes: rows x what one cache of the longest row holds that grew token by token, `step` slots at a time: slots = step x
 ceil(longest / step), whatever the calls. A single cache that took a long chunk on top of a length that is no multiple
