@@ -86,7 +86,7 @@ class AffineCodec:
     def _product(self, rows: Any, stored: Arrays, *, transpose: bool) -> Any:
         packed, scales, biases = stored
         wide = (scales.astype(mx.float32), biases.astype(mx.float32))
-        how = {"group_size": self.group, "bits": self.bits}
+        how: Any = {"group_size": self.group, "bits": self.bits}
         if rows.shape[-2] < MANY_ROWS:
             return mx.quantized_matmul(rows, packed, *wide, transpose=transpose, **how)
         unpacked = mx.dequantize(packed, *wide, **how)

@@ -99,7 +99,7 @@ class PerChannelCodec:
     def _product(self, rows: Any, stored: Arrays, *, transpose: bool) -> Any:
         words, scales, biases = stored
         wide = (scales.astype(mx.float32), biases.astype(mx.float32))
-        how = {"group_size": self.group, "bits": self.bits}
+        how: Any = {"group_size": self.group, "bits": self.bits}
         if rows.shape[-2] < MANY_ROWS:
             return mx.quantized_matmul(rows, words, *wide, transpose=transpose, **how)
         unpacked = mx.dequantize(words, *wide, **how)

@@ -77,8 +77,8 @@ class Sight(NamedTuple):
         """
         equal = len({*self.firsts}) == len({*self.lengths}) == 1
         if equal and self.starts is None and rows[1] - rows[0] == 1:
-            first, ring = self._held(self.firsts[0] + rows[0], sinks, causal=causal)
-            return mx.array([[first + ring[slice(*columns)]]])
+            held, ring = self._held(self.firsts[0] + rows[0], sinks, causal=causal)
+            return mx.array([[held + ring[slice(*columns)]]])
         limits = self.limits(*rows, causal=causal)
         places = self.places(*columns)[:, None]
         recent = (places >= self.seen_from(*rows)) & (places < limits)

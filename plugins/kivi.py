@@ -1,0 +1,229 @@
+"""KIVI: keys quantized channel by channel, values token by token, the first and the last tokens kept.
+
+A few channels of the keys are large in every token, so a group that runs along tokens has a scale that fits its
+channel; values have no such channels, and are weighed token by token (arXiv 2402.02750). The first tokens draw
+attention in every head and are kept as they are (2309.17453), and so are the last, which matter most and of which no
+group is complete. Keys are stored transposed, so that products run on MLX's own quantized kernels.
+
+With S sinks, R recent tokens and groups of G, of L tokens G x max(0, (L - S - R) // G) are packed, at
+
+    bits + 2 x 8 x itemsize / group
+
+bits a number, and a layer holds S + R + G slots besides, whatever L is: sinks in the model's format, the others too or
+as 8 bits with a scale and a bias for each group along the width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from veloxquant.methods import CachePart
+
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUPS = (32, 64, 128)
+"""What mx.quantize takes."""
+_MOST_TOKENS = 2**16
+
+_KEY_KL = {8: 0.00002, 6: 0.0003, 5: 0.00107, 4: 0.00364, 3: 0.0188, 2: 0.231}
+_VALUE_KL = {8: 0.000002, 6: 0.00003, 5: 0.00013, 4: 0.0005, 3: 0.0021, 2: 0.0153}
+"""What keys and what values add to the mean KL in nats a token: SmolLM2-135M-Instruct (head width 64, 4,096 tokens,
+groups of 64, 4 sinks, 64 recent tokens), simulated as this cache works. The sums are within 8 % of the runs
+K5V4 0.00157, K4V4 0.00414, K4V3 0.00572, K3V3 0.0209, K3V2 0.0341, K2V2 0.246; 5 bits of values and 6 and 8 of both
+were not run and follow the trend of 3.5 to 4 a bit."""
+
+_GROUP_COST = {32: 1.0, 64: 1.0, 128: 1.05}
+_NO_SINKS = 2.0
+"""No sinks double the KL there; one does as well as four."""
+_MORE_RECENT = 1.25
+"""What 64 more recent tokens divide the KL by, up to 256; none at all cost 1.7 times."""
+_NOTHING_RECENT = 1.7
+
+_MIDDLE = 0.44
+"""Typical share of the hard case, as for the engine's affine format (plugins/affine.py: Llama-3.2-3B over SmolLM2-135M
+at 4 and at 8 bits)."""
+_LOW = 0.053
+"""Best share seen there and for rotated levels: Qwen3.5-35B-A3B (plugins/turboquant.py)."""
+_HIGH = 2.0
+"""A longer context has a smaller share of recent tokens: at 4,096 tokens in chunks that left only half of them in the
+window, an earlier simulation had 1.5 to 2 times as much with 128 recent tokens, and 3 times with 64."""
+
+_SOURCE = (
+    "SmolLM2-135M at 4,096 tokens, simulated as this cache works (upper end doubled for longer contexts), scaled as "
+    "the affine format's by Llama-3.2-3B and Qwen3.5-35B-A3B"
+)
+
+_TILE_ROWS, _BLOCK_NUMBERS, _BLOCK_TOKENS, _ENCODE_NUMBERS = 2**12, 2**20, 2**8, 2**19
+"""As in veloxquant.caches.tiered_attention and tiered_part."""
+_MOST_QUERY_HEADS = 128
+"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
+_TILE_ARRAYS, _STEP_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 24, 6, 8, 8
+"""Arrays of each kind that are there at once, as counted with MLX's allocator on the CPU backend, rounded up."""
+
+
+class _Set(NamedTuple):
+    """A variant's parameters, defaults filled in."""
+
+    key_bits: int = 4
+    value_bits: int = 4
+    group: int = 64
+    sinks: int = 4
+    recent: int = 64
+    recent_bits: int = 16
+
+    @property
+    def ring(self) -> int:
+        """Slots of recent tokens."""
+        return self.recent + self.group
+
+
+class Kivi(Method):
+    """Keys in groups along tokens, values in groups along the width. Needs no calibration."""
+
+    name = "kivi"
+    version = "1"
+    summary = "per-channel keys and per-token values on MLX's own kernels, sinks and recent tokens kept"
+    paper = "2402.02750"
+    idea = "Channels that are loud in every key get a scale of their own, so that they do not spoil the quiet ones."
+    keeps = "The first tokens and the most recent ones, in the model's format (or the recent ones in 8 bits)."
+    batchable = True
+    trimmable = False
+    fused_attention = True
+
+    def variants(self) -> Sequence[Variant]:
+        """Keys get more bits than values: an error in a score is magnified by the softmax, one in a value averaged."""
+        pairs = ((5, 4), (4, 4), (4, 3), (3, 2), (2, 2))
+        return [
+            Variant(method=self.name, label=f"kivi-k{keys}v{values}", params={"key_bits": keys, "value_bits": values})
+            for keys, values in pairs
+        ]
+
+    def parameters(self) -> Sequence[Parameter]:
+        """Bits of both, the group, and what is kept."""
+        group = "tokens of a group of keys; values have groups as wide along the width, or the widest that fit"
+        recent = "recent tokens that are kept at least, a multiple of the group; a group more comes and goes"
+        return [
+            Parameter(name="key_bits", kind="int", default=4, choices=_BITS, help="bits a key number, scales apart"),
+            Parameter(name="value_bits", kind="int", default=4, choices=_BITS, help="the same of values"),
+            Parameter(name="group", kind="int", default=64, choices=_GROUPS, help=group),
+            Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
+            Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
+            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
+        ]
+
+    def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
+        """Values need a width that some group divides, keys too where the recent ones have 8 bits."""
+        chosen = _chosen(variant)
+        if chosen.recent % chosen.group:
+            return "not_supported_by_engine", f"{chosen.recent} recent tokens are no whole groups of {chosen.group}"
+        for what, width in (("key", part.key_width), ("value", part.value_width)):
+            if width <= 0:
+                return "not_supported_by_engine", f"the engine keeps no {what}s of their own here"
+            grouped = what == "value" or chosen.recent_bits == 8  # noqa: PLR2004 -- bits
+            if grouped and not _fitting(chosen.group, width):
+                return "width_not_divisible", f"groups of 32, 64 or 128 do not divide the {what} width {width}"
+        return None
+
+    def key_bits(self, variant: Variant, part: CachePart) -> float:
+        """Codes, and a scale and a bias for each channel of a group of tokens."""
+        chosen = _chosen(variant)
+        return _stored_bits(chosen.key_bits, chosen.group, part.key_itemsize)
+
+    def value_bits(self, variant: Variant, part: CachePart) -> float:
+        """Codes, and a scale and a bias for each group along the width."""
+        chosen = _chosen(variant)
+        return _stored_bits(chosen.value_bits, _fitting(chosen.group, part.value_width), part.value_itemsize)
+
+    def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
+        """Sinks and the ring of recent tokens, both whole from the first token on."""
+        chosen = _chosen(variant)
+        widths = ((part.key_width, part.key_itemsize), (part.value_width, part.value_itemsize))
+        bits = 0.0
+        for width, itemsize in widths:
+            recent = 8.0 * itemsize
+            if chosen.recent_bits == 8:  # noqa: PLR2004 -- bits
+                recent = _stored_bits(8, _fitting(chosen.group, width), itemsize)
+            bits += width * (chosen.sinks * 8 * itemsize + chosen.ring * recent)
+        return round(part.heads * bits / 8)
+
+    def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
+        """Room for what is packed of so many tokens: whole groups, no slack."""
+        chosen = _chosen(variant)
+        return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """An upper bound: scores and unpacked blocks of attention, or pieces being packed and buffers being grown."""
+        chosen = _chosen(variant)
+        width = max(part.key_width, part.value_width)
+        if queries == 1:
+            scores = _STEP_ARRAYS * _MOST_QUERY_HEADS * (slots + chosen.ring + chosen.sinks)
+            attending = 4 * (scores + 4 * part.heads * chosen.ring * width)
+        else:
+            scores = min(_BLOCK_NUMBERS, _MOST_QUERY_HEADS * queries * (slots + queries))
+            block = _UNPACKED_ARRAYS * part.heads * width * min(slots + queries, 4 * _BLOCK_TOKENS)
+            attending = 4 * (_TILE_ARRAYS * scores + block)
+        row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
+        growing = math.ceil(part.heads * slots * row_bits / 8)
+        piece = min(
+            max(_ENCODE_NUMBERS, part.heads * width * chosen.group), part.heads * width * (queries + chosen.ring)
+        )
+        columns = (
+            0 if queries == 1 else 2 * part.heads * (queries + chosen.ring) * 4 * (part.key_width + part.value_width)
+        )
+        return columns + max(attending, 4 * _PACKING_ARRAYS * piece + growing)
+
+    def quality_prior(self, variant: Variant) -> QualityPrior:
+        """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
+        chosen = _chosen(variant)
+        hard = (_KEY_KL[chosen.key_bits] + _VALUE_KL[chosen.value_bits]) * _GROUP_COST[chosen.group]
+        hard *= 1 if chosen.sinks else _NO_SINKS
+        hard /= _MORE_RECENT ** ((min(chosen.recent, 256) - 64) / 64)
+        hard *= 1 if chosen.recent else _NOTHING_RECENT / _MORE_RECENT
+        return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard * _HIGH, source=_SOURCE)
+
+    def build(self, layer: LayerSpec, variant: Variant) -> Any:
+        """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""
+        from veloxquant.caches.affine_codec import AffineCodec
+        from veloxquant.caches.float_codec import FloatCodec
+        from veloxquant.caches.per_channel import PerChannelCodec
+        from veloxquant.caches.tiered import TieredKVCache
+
+        chosen, part = _chosen(variant), layer.part
+
+        def values(width: int, bits: int) -> Any:
+            return AffineCodec(width, bits, _fitting(chosen.group, width) or chosen.group)
+
+        widths = part.key_width, part.value_width
+        recent = [FloatCodec(width) if chosen.recent_bits == 16 else values(width, 8) for width in widths]  # noqa: PLR2004
+        return TieredKVCache(
+            PerChannelCodec(part.key_width, chosen.key_bits, chosen.group),
+            values(part.value_width, chosen.value_bits),
+            sinks=chosen.sinks,
+            recent=chosen.recent,
+            recent_key_codec=recent[0],
+            recent_value_codec=recent[1],
+        )
+
+
+def _chosen(variant: Variant) -> _Set:
+    return _Set(**{name: int(variant.params[name]) for name in _Set._fields if variant.params.get(name) is not None})
+
+
+def _fitting(group: int, width: int) -> int:
+    """The widest group, at most `group`, that divides the width; 0 where none does."""
+    return max((one for one in _GROUPS if one <= group and width % one == 0), default=0)
+
+
+def _stored_bits(bits: int, group: int, itemsize: int) -> float:
+    return bits + 2 * 8 * itemsize / group
+
+
+@hookimpl
+def veloxquant_methods() -> list[Method]:
+    """Per-channel keys, per-token values."""
+    return [Kivi()]
