@@ -20,7 +20,7 @@ FIND_PYTHON := for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 	if "$$python" -c '$(NEW_ENOUGH)' 2>/dev/null; then echo "$$python"; break; fi; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types demo bench soak faults conformance clean
+.PHONY: help install test lint types demo bench decode soak faults conformance clean
 # One pip at a time in one environment, with -j too.
 .NOTPARALLEL:
 
@@ -48,6 +48,9 @@ types: $(TEST)  ## mypy --strict
 bench: $(DEMO)  ## plan latency, start-up and store figures, each beside its target
 	@$(BIN)/python bench/plan_latency.py
 	@$(BIN)/python bench/store.py
+
+decode: $(DEMO)  ## decode speed of every method beside mlx-lm's own caches, on the CPU
+	@$(BIN)/python bench/decode.py
 
 soak: $(DEMO)  ## the daemon under mixed load for ten minutes (MINUTES=n), memory and open files watched
 	@$(BIN)/python bench/soak.py --minutes $(MINUTES)
