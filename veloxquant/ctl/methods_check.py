@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from typing import TYPE_CHECKING
 
@@ -44,14 +45,11 @@ def _checked(session: Session, variants: list[tuple[Method, Variant]], where: li
     from veloxquant.measure import conformance
 
     with Progress(session.terminal, "checking", len(variants) * len(where) * len(conformance.CHECKS)) as progress:
-        done = 0
-        for method, variant in variants:
-            for one in where:
-                subject = conformance.Subject(method, variant, one)
-                for outcome in conformance.check(subject):
-                    done += 1
-                    progress.at(done, f" {variant.label} on {one.name}")
-                    yield outcome
+        subjects = (conformance.Subject(*pair, one) for pair, one in itertools.product(variants, where))
+        outcomes = itertools.chain.from_iterable(map(conformance.check, subjects))
+        for done, outcome in enumerate(outcomes, 1):
+            progress.at(done, f" {outcome.label} on {outcome.architecture}")
+            yield outcome
 
 
 def _show(session: Session, outcomes: list[Outcome]) -> int:

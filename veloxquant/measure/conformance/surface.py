@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from veloxquant.caches.held import arrays, held_bytes
-from veloxquant.errors import MethodRefused
+from veloxquant.errors import VeloxError
 from veloxquant.measure.conformance.outcome import failed, refused, unless
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def each_request_gets_its_own(subject: Subject) -> Verdict:
 
 
 def refusals_come_first(subject: Subject) -> Verdict:
-    """A width that the planning half refuses, `build` refuses with MethodRefused; one that it takes, is built."""
+    """A width that the planning half refuses, `build` refuses, typed; one that it takes, is built."""
     index = subject.architecture.takes[0] if subject.architecture.takes else 0
     part = subject.layers[index].packable
     assert part is not None  # noqa: S101 -- every architecture of the table keeps K and V that grow
@@ -82,11 +82,11 @@ def refusals_come_first(subject: Subject) -> Verdict:
         told = subject.method.refuses(subject.variant, changed)
         error = _error_of(subject, index, changed)
         if told is not None and error is None:
-            return failed(f"MethodRefused from build at width {width}: {told[1]}", "a cache")
+            return failed(f"a refusal from build at width {width}: {told[1]}", "a cache")
         if told is None and error is not None:
             return failed(f"a cache at width {width}, which refuses() takes", f"{type(error).__name__}: {error}")
-        if error is not None and not isinstance(error, MethodRefused):
-            return failed(f"MethodRefused at width {width}", f"{type(error).__name__}: {error}")
+        if error is not None and not isinstance(error, VeloxError):
+            return failed(f"a typed refusal of width {width}", f"{type(error).__name__}: {error}")
     return unless([])
 
 
