@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from veloxquant.benchmarks.selection import Selection
 from veloxquant.errors import MethodNotFound
 from veloxquant.hardware.overrides import with_overrides
+from veloxquant.methods import describe
 from veloxquant.wire.answers import MethodList, MethodRow, RecordPage, SkippedRecord
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 def methods(params: MethodsParams, world: World) -> MethodList:
     """Ready methods with their variants, then fenced ones with the reason. Raises MethodNotFound.
 
+    Figures of variants, and parameters, are told of a method that is asked for by name.
     A fenced method may have the name of a ready one: each has a row, and `source` tells them apart.
     """
-    rows = [_ready(method, world) for method in world.ready]
+    rows = [_ready(method, world, whole=method.name == params.name) for method in world.ready]
     rows += [_fenced(one) for one in world.snapshot.quarantined]
     if params.name is not None and params.name not in known_names(world):
         raise no_such_method(params.name, known_names(world), field="name")
@@ -91,8 +93,9 @@ def known_names(world: World) -> list[str]:
     return sorted({m.name for m in world.loaded.methods} | {q.name for q in world.snapshot.quarantined})
 
 
-def _ready(method: Method, world: World) -> MethodRow:
+def _ready(method: Method, world: World, *, whole: bool) -> MethodRow:
     mine = [variant for owner, variant in world.loaded.variants if owner.name == method.name]
+    plain = tuple({"label": variant.label, "params": dict(variant.params)} for variant in mine)
     return MethodRow(
         name=method.name,
         state="ready",
@@ -100,10 +103,14 @@ def _ready(method: Method, world: World) -> MethodRow:
         summary=method.summary,
         paper=method.paper,
         source=world.loaded.origin(method.name) or None,
-        variants=tuple({"label": variant.label, "params": dict(variant.params)} for variant in mine),
+        variants=describe.variants(method) if whole else plain,
         batchable=method.batchable,
         trimmable=method.trimmable,
         drops_tokens=method.drops_tokens,
+        idea=method.idea,
+        keeps=method.keeps,
+        fused_attention=method.fused_attention,
+        parameters=describe.parameters(method) if whole else (),
     )
 
 

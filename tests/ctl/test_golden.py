@@ -165,20 +165,58 @@ def test_hardware_as_text(golden: Golden, example: SimpleNamespace) -> None:
     golden("hardware", lambda terminal: hardware.show(example.hardware, terminal))
 
 
-def test_one_method_as_text(golden: Golden) -> None:
-    """A method with its variants and traits."""
-    row = answers.MethodRow(
+SAMPLE = {"heads": 8, "width": 128, "itemsize": 2}
+FIXED = 68 * 8 * 2 * 128 * 2
+"""4 sinks and 64 recent tokens of the sample layer in 16 bits."""
+
+
+def bits_at(tokens: int) -> float:
+    """All that is resident, a number: 68 tokens in 16 bits, the others in 4.5."""
+    return (68 * 16 + (tokens - 68) * 4.5) / tokens
+
+
+def method_row() -> answers.MethodRow:
+    """A method with two variants: one that refuses half the widths, and one that keeps sinks and recent tokens."""
+    plain = {"label": "affine4-g64", "params": {"bits": 4, "group": 64}, "widths": [64, 128], "layers": "alike"}
+    plain |= {"sample": SAMPLE, "key_bits": 4.5, "value_bits": 4.5, "fixed_bytes": 0}
+    plain |= {"bits_at": {"4096": 4.5, "32768": 4.5}}
+    plain |= {"kl_mean": 0.057, "kl_low": 0.0078, "kl_high": 0.148, "kl_source": "a paper"}
+    tiers = plain | {"label": "tiers", "params": {}, "widths": [64, 96, 128], "layers": "differ", "fixed_bytes": FIXED}
+    tiers["bits_at"] = {str(tokens): bits_at(tokens) for tokens in (4096, 32768)}
+    taken = dict.fromkeys(("low", "high"), None) | {"choices": [], "help": ""}
+    return answers.MethodRow(
         name="affine",
         state="ready",
         version="1",
         summary="the engine's quantized cache",
+        idea="one scale and bias a group",
+        keeps="sinks and the latest tokens",
+        paper="2402.02750",
         source="veloxquant",
-        variants=({"label": "affine4-g64", "params": {"bits": 4, "group": 64}},),
+        variants=(plain, tiers, {"label": "broken", "params": {}, "failed": "method affine: no"}),
+        parameters=(
+            taken | {"name": "bits", "kind": "int", "default": 8, "choices": [8, 4], "help": "bits a number"},
+            taken | {"name": "seed", "kind": "int", "default": None, "low": 0, "high": 2**20},
+            taken | {"name": "clip", "kind": "float", "default": 1.0, "low": 0.5},
+        ),
         batchable=False,
         trimmable=True,
         drops_tokens=False,
+        fused_attention=True,
     )
-    golden("method", lambda terminal: methods.show(row, terminal))
+
+
+def test_one_method_as_text(golden: Golden) -> None:
+    """Idea, traits, parameters, and each variant with its figures."""
+    golden("method", lambda terminal: methods.show(method_row(), terminal))
+
+
+def test_the_figures_of_a_method() -> None:
+    """68 of 4,096 tokens in 16 bits and the others in 4.5 are 4.691 bits a number; they take 272 KiB."""
+    told = (FOLDER / "method.txt").read_text(encoding="utf-8")
+    assert FIXED == 278_528 == 272 * 1024
+    assert "4.5 bits of K, 4.5 of V, 272 KiB fixed; in all 4.691 at 4,096 tokens and 4.524 at 32,768 tokens" in told
+    assert (f"{bits_at(4096):.4g}", f"{bits_at(32768):.4g}") == ("4.691", "4.524")
 
 
 def record(number: int, **changes: object) -> dict[str, object]:

@@ -52,11 +52,17 @@ class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     """Distribution the method came from."""
     variants: tuple[Mapping[str, Any], ...] = ()
-    """{"label", "params"} for each."""
+    """{"label", "params"} for each; with figures where one method was asked for (methods.describe)."""
     batchable: bool | None = None
     trimmable: bool | None = None
     drops_tokens: bool | None = None
     reason: str | None = None
+    idea: str = ""
+    keeps: str = ""
+    """What stays in full precision."""
+    fused_attention: bool | None = None
+    parameters: tuple[Mapping[str, Any], ...] = ()
+    """{"name", "kind", "default", "low", "high", "choices", "help"} for each, where one method was asked for."""
 
 
 class MethodList(msgspec.Struct, frozen=True, kw_only=True):
