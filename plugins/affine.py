@@ -1,13 +1,15 @@
-"""mlx-lm's own quantized cache: affine groups along the head width, one pair of bits and group for K and V.
+"""MLX's own affine format: groups along the head width, bits and group of K and of V chosen apart.
 
 A row of `width` numbers becomes width x bits / 32 words plus a scale and a bias for each group, both in the number
-format of the source, so that a number costs bits + 2 x 8 x itemsize / group (mlx_lm.models.cache.QuantizedKVCache).
-The cache is packed from the first token on: converting late would hold the float copy and the packed one together.
+format of the source, so that a number costs bits + 2 x 8 x itemsize / group: what mlx-lm's QuantizedKVCache stores,
+word for word, at every width and in batches, where that class fails or does not exist. The cache is packed from the
+first token on: converting late would hold the float copy and the packed one together.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 BITS = (8, 6, 5, 4, 3, 2)
 GROUPS = (32, 64, 128)
 """What mx.quantize takes."""
+PAIRS = ((6, 4), (5, 4), (5, 3), (4, 3))
+"""Bits of K and of V, in groups of 64, with half or less of the KL that equal bits have at the same bytes (0.0132
+against 0.0285 at 5.5 stored bits, 0.034 against 0.083 at 5, 0.065 against 0.129 at 4.5, 0.160 against 0.417 at 4)."""
 
 _MEASURED_KL = {
     (8, 32): 0.00028,
@@ -58,87 +63,206 @@ _GROUP_STEP = (1.0, 1.5, 2.8)
 
 _SOURCE = "SmolLM2-135M measured (upper end), scaled by published Llama-3.2-3B and Qwen3.5-35B figures"
 
+_VALUE_SHARE = {2: 0.0747, 3: 0.0527, 4: 0.0596}
+"""Of the KL at equal bits, what the values cause: simulated with 8-bit keys beside them, the same model, groups of 64
+(0.26062 of 3.48915, 0.03667 of 0.69587, 0.0077 of 0.12926). Keys cause the rest, and both add up: to within 12% of all
+nine simulated pairs of unlike bits."""
+
+_OTHER_SHARE = 0.06
+"""At bits that were not simulated so."""
+
+_PAIR_SPREAD = 1.12
+"""How far that sum was from a simulated pair, at most."""
+
+_PAIR_SOURCE = "the keys' share of one format and the values' of the other, simulated on SmolLM2-135M; each by: "
+
+_SCORE_ARRAYS, _STEP_ARRAYS, _SUM_ARRAYS, _PACKING_ARRAYS = 11, 6, 4, 4
+"""float32 arrays of each kind that are there at once, in prefill, in a step, for sums and while packing: at most."""
+_BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 2**19
+"""As in veloxquant.caches.attention and packed."""
+_MOST_QUERY_HEADS = 128
+"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
+
+
+class _Set(NamedTuple):
+    """A variant's parameters, defaults filled in."""
+
+    key_bits: int
+    key_group: int
+    value_bits: int
+    value_group: int
+
+    @property
+    def alike(self) -> bool:
+        """Whether K and V have one format, as mlx-lm's own flags want it."""
+        return (self.key_bits, self.key_group) == (self.value_bits, self.value_group)
+
 
 class Affine(Method):
     """Uniform levels between each group's least and greatest number. Needs no calibration and runs on MLX's kernels."""
 
     name = "affine"
-    version = "1"
-    summary = "mlx-lm's own quantized cache, packed from the first token"
+    version = "2"
+    summary = "MLX's own quantized format, packed from the first token, K and V chosen apart"
+    idea = "Numbers beside each other are near in size, so that a few even levels between their ends tell them apart."
+    keeps = "Nothing but a scale and a bias of each group."
+    batchable = True
+    fused_attention = True
 
     def variants(self) -> Sequence[Variant]:
-        """Every pair of bits and group that mx.quantize takes; which of them a model can use is `refuses`'s answer."""
-        return [
+        """Every pair of bits and group that mx.quantize takes, then unlike bits that beat a pair of the same bytes.
+
+        Which of them a model can use is `refuses`'s answer.
+        """
+        alike = [
             Variant(method=self.name, label=f"affine{bits}-g{group}", params={"bits": bits, "group": group})
             for bits in BITS
             for group in GROUPS
         ]
+        apart = [
+            Variant(
+                method=self.name,
+                label=f"affine-k{keys}v{values}-g64",
+                params={"group": 64, "key_bits": keys, "value_bits": values},
+            )
+            for keys, values in PAIRS
+        ]
+        return [*alike, *apart]
 
     def parameters(self) -> Sequence[Parameter]:
         """What makes a variant; the defaults are those of mlx-lm's QuantizedKVCache."""
+
+        def also(name: str, what: str, choices: tuple[int, ...]) -> Parameter:
+            return Parameter(name=name, kind="int", choices=choices, help=f"{what}, where they are to differ")
+
         return [
             Parameter(name="bits", kind="int", default=8, choices=BITS, help="bits a number, scale and bias apart"),
             Parameter(name="group", kind="int", default=64, choices=GROUPS, help="numbers that share a scale"),
+            also("key_bits", "bits of keys", BITS),
+            also("value_bits", "bits of values", BITS),
+            also("key_group", "group of keys", GROUPS),
+            also("value_group", "group of values", GROUPS),
         ]
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
-        """Groups must divide both widths, and a fresh cache of mlx-lm must make room for what its quantizer writes."""
-        bits, group = _pair(variant)
-        for what, width in (("key", part.key_width), ("value", part.value_width)):
+        """Groups must divide the widths."""
+        chosen = _chosen(variant)
+        sides = (("key", part.key_width, chosen.key_group), ("value", part.value_width, chosen.value_group))
+        for what, width, group in sides:
             if width <= 0:
                 return "not_supported_by_engine", f"the engine keeps no {what}s of their own here"
             if width % group:
                 return "width_not_divisible", f"groups of {group} do not divide the {what} width {width}"
-            words, room = width * bits // 32, width // (32 // bits)
-            if words != room:
-                sentence = f"{bits} bits of {what} width {width} take {words} words; a fresh mlx-lm cache has {room}"
-                return "not_supported_by_engine", sentence
         return None
 
     def key_bits(self, variant: Variant, part: CachePart) -> float:
         """Bits + scale and bias: bits + 2 x 8 x itemsize / group."""
-        return _stored_bits(variant, part.key_itemsize)
+        chosen = _chosen(variant)
+        return chosen.key_bits + 2 * 8 * part.key_itemsize / chosen.key_group
 
     def value_bits(self, variant: Variant, part: CachePart) -> float:
-        """As keys; scales take the format of the keys, which is that of the values too."""
-        return _stored_bits(variant, part.key_itemsize)
+        """As keys."""
+        chosen = _chosen(variant)
+        return chosen.value_bits + 2 * 8 * part.value_itemsize / chosen.value_group
+
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """An upper bound of the temporary arrays of attention and of packing, which never overlap.
+
+        One query takes all tokens at once, several work in blocks (veloxquant.caches.attention). How many query heads
+        there are is not known here: at most 128.
+        """
+        width = max(part.key_width, part.value_width)
+        numbers = part.heads * width
+        piece = min(max(_ENCODE_NUMBERS, numbers), numbers * queries)
+        row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
+        packing = 4 * _PACKING_ARRAYS * piece + 2 * math.ceil(part.heads * queries * row_bits / 8)
+        one = queries == 1
+        return max(packing, _step(_chosen(variant), part, slots) if one else _attending(numbers, queries, slots))
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
-        bits, group = _pair(variant)
-        if group not in (32, 64):
-            return _wider_group(_prior(bits, 64))
-        return _prior(bits, group)
+        chosen = _chosen(variant)
+        keys, values = _side(chosen.key_bits, chosen.key_group), _side(chosen.value_bits, chosen.value_group)
+        return keys if chosen.alike else _apart(chosen, keys, values)
 
     def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
-        """mlx-lm's own flags; its default start of 5000 tokens would leave shorter prompts unpacked."""
-        bits, group = _pair(variant)
-        return {"kv_bits": bits, "kv_group_size": group, "quantized_kv_start": 0}
+        """mlx-lm's own flags; its default start of 5000 tokens would leave shorter prompts unpacked.
+
+        The engine packs what its float cache holds after the first call, which works at every legal width. None where
+        K and V are not alike.
+        """
+        chosen = _chosen(variant)
+        if not chosen.alike:
+            return None
+        return {"kv_bits": chosen.key_bits, "kv_group_size": chosen.key_group, "quantized_kv_start": 0}
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
-        """A fresh mlx_lm QuantizedKVCache."""
-        from veloxquant.caches.engine import quantized_kv_cache
+        """A fresh PackedKVCache. Raises MethodRefused for what is refused."""
+        from veloxquant.caches.affine_codec import AffineCodec
+        from veloxquant.caches.packed import PackedKVCache
 
-        bits, group = _pair(variant)
-        widths = {"key_width": layer.part.key_width, "value_width": layer.part.value_width}
-        return quantized_kv_cache(bits=bits, group_size=group, **widths)
+        part, chosen = layer.part, _chosen(variant)
+        keys = AffineCodec(part.key_width, chosen.key_bits, chosen.key_group)
+        return PackedKVCache(keys, AffineCodec(part.value_width, chosen.value_bits, chosen.value_group), part.step)
 
     def build_standalone(self, head_dim: int, variant: Variant) -> Any:
-        """One head in the same format, grown without the engine's fresh buffer, so that its odd widths work too."""
+        """One head in the same format. Raises MethodRefused for a width that groups do not divide."""
         from veloxquant.caches.affine_codec import AffineCodec
         from veloxquant.caches.standalone import StandaloneCache
 
-        bits, group = _pair(variant)
-        return StandaloneCache(AffineCodec(head_dim, bits, group), AffineCodec(head_dim, bits, group))
+        chosen = _chosen(variant)
+        keys = AffineCodec(head_dim, chosen.key_bits, chosen.key_group)
+        return StandaloneCache(keys, AffineCodec(head_dim, chosen.value_bits, chosen.value_group))
 
 
-def _pair(variant: Variant) -> tuple[int, int]:
-    return int(variant.params["bits"]), int(variant.params["group"])
+def _chosen(variant: Variant) -> _Set:
+    given = variant.params
+
+    def whole(name: str, otherwise: int) -> int:
+        return otherwise if given.get(name) is None else int(given[name])
+
+    bits, group = whole("bits", 8), whole("group", 64)
+    return _Set(
+        whole("key_bits", bits), whole("key_group", group), whole("value_bits", bits), whole("value_group", group)
+    )
 
 
-def _stored_bits(variant: Variant, itemsize: int) -> float:
-    bits, group = _pair(variant)
-    return bits + 2 * 8 * itemsize / group
+def _step(chosen: _Set, part: CachePart, slots: int) -> int:
+    """Bytes of scores of one query token, and of scales that are widened to float32."""
+    scales = part.key_width // chosen.key_group + part.value_width // chosen.value_group
+    return 4 * slots * (_STEP_ARRAYS * _MOST_QUERY_HEADS + 2 * part.heads * scales)
+
+
+def _attending(numbers: int, queries: int, slots: int) -> int:
+    """Bytes of scores and sums of blocks, and of scales that are widened; `numbers` of a token of all heads."""
+    block = max(1, min(_BLOCK_TOKENS, _BLOCK_NUMBERS // numbers))
+    most_rows = min(_TILE_ROWS, _MOST_QUERY_HEADS * queries)
+    tokens = block * -(-slots // block)
+    scores = min(_BLOCK_NUMBERS, most_rows * tokens)
+    sums = min(_BLOCK_NUMBERS, most_rows * numbers * -(-tokens // block))
+    return 4 * (_SCORE_ARRAYS * scores + _SUM_ARRAYS * sums + min(_BLOCK_NUMBERS, numbers * tokens) // 4)
+
+
+def _side(bits: int, group: int) -> QualityPrior:
+    """With K and V both in this format."""
+    return _prior(bits, group) if group in (32, 64) else _wider_group(_prior(bits, 64))
+
+
+def _apart(chosen: _Set, keys: QualityPrior, values: QualityPrior) -> QualityPrior:
+    """The keys' share of one format and the values' of the other, the range widened by what that may be off."""
+    of_keys = 1 - _VALUE_SHARE.get(chosen.key_bits, _OTHER_SHARE)
+    of_values = _VALUE_SHARE.get(chosen.value_bits, _OTHER_SHARE)
+    return QualityPrior(
+        kl_mean=of_keys * keys.kl_mean + of_values * values.kl_mean,
+        low=(of_keys * keys.low + of_values * values.low) / _PAIR_SPREAD,
+        high=(of_keys * keys.high + of_values * values.high) * _PAIR_SPREAD,
+        source=_PAIR_SOURCE + _longer(keys.source, values.source),
+    )
+
+
+def _longer(one: str, other: str) -> str:
+    """Of two sources, of which one may say more."""
+    return one if len(one) >= len(other) else other
 
 
 def _prior(bits: int, group: int) -> QualityPrior:
@@ -161,5 +285,5 @@ def _wider_group(prior: QualityPrior) -> QualityPrior:
 
 @hookimpl
 def veloxquant_methods() -> list[Method]:
-    """The engine's own packed format."""
+    """MLX's own packed format."""
     return [Affine()]
