@@ -16,7 +16,7 @@ from veloxquant.models.trace_worker import engine, tracing
 from veloxquant.profiles.calibration import Calibration, LayerSensitivity
 
 if TYPE_CHECKING:
-    from veloxquant.profiles.model import ModelProfile
+    from veloxquant.profiles.model import CachePart, ModelProfile
 
 VOCABULARY = 64
 DTYPE = "float32"
@@ -25,6 +25,7 @@ _SEED = 7
 _TOKENS_SEED = 11
 MOST_TOKENS = 1024
 _BITS = (2, 3, 4, 5, 6, 8)
+_CHANNEL_CLASSES = 4
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +127,8 @@ def draft_caches() -> list[Any]:
 @functools.cache
 def calibration(name: str) -> Calibration:
     """Made-up sensitivities for methods that choose bits by them: later layers and heads mind less."""
-    measured = []
-    for layer in profile(name).layers:
-        part = layer.packable
-        if part is not None:
-            rows = tuple(tuple(4.0**-bits / (1 + head + layer.index) for bits in _BITS) for head in range(part.heads))
-            measured.append(LayerSensitivity(index=layer.index, key=rows, value=rows))
+    growing = [(layer.index, part) for layer in profile(name).layers if (part := layer.packable) is not None]
+    measured = [_sensitivity(index, part) for index, part in growing]
     return Calibration(
         model_id=name,
         architecture=str(architecture(name).config["model_type"]),
@@ -140,4 +137,17 @@ def calibration(name: str) -> Calibration:
         text="none: the figures are made up",
         bits=_BITS,
         layers=tuple(measured),
+    )
+
+
+def _sensitivity(index: int, part: CachePart) -> LayerSensitivity:
+    def rows(count: int) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(4.0**-bits / (1 + at + index) for bits in _BITS) for at in range(count))
+
+    turned = [
+        tuple((head + channel) % part.key_width for channel in range(part.key_width)) for head in range(part.heads)
+    ]
+    heads = rows(part.heads)
+    return LayerSensitivity(
+        index=index, key=heads, value=heads, key_order=tuple(turned), key_classes=rows(_CHANNEL_CLASSES)
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from veloxquant.methods.method import Method, Param, Variant
     from veloxquant.methods.registry import Loaded
 
-SMALL: dict[str, Param] = {"bits": 4, "group": 32, "sinks": 4, "recent": 32, "budget": 96, "window": 32, "stride": 16}
+SMALL: dict[str, Param] = {"bits": 4, "group": 32, "sinks": 4, "recent": 32, "budget": 96, "window": 16, "stride": 16}
 """Parameters, where a method has them, with which prompts of 150 tokens are packed or cut down."""
 _WIDTH, _ITEMSIZE = 64, 4
 """Of the part on which variants are compared: groups of 32 and 64 fit."""

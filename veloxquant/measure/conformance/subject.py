@@ -89,15 +89,23 @@ class Subject:
 
     @functools.cached_property
     def willing(self) -> tuple[int, ...]:
-        """Layers that the architecture lets a cache stand in for, and whose part the method does not refuse."""
-        takes = self.architecture.takes
+        """Layers that a cache can stand in for, or all that grow where none can, whose part the method does not refuse."""
+        takes = self.architecture.takes or [layer.index for layer in self.layers if layer.packable is not None]
         return tuple(index for index in takes if self.method.refuses(self.variant, self.part(index)) is None)
 
     @functools.cached_property
     def _by_layer(self) -> dict[int, Variant]:
-        parts = {index: self.part(index) for index in self.willing}
+        return self.fitted({index: self.part(index) for index in self.willing})
+
+    def fitted(self, parts: Mapping[int, CachePart]) -> dict[int, Variant]:
+        """The variant of each of these layers, with parameters of its own where the method chooses some.
+
+        Raises MethodRefused where it cannot.
+        """
         chosen = layer_params(self.method, self.variant, parts, models.calibration(self.architecture.name))
-        return {index: for_layer(self.variant, params) for index, params in zip(parts, chosen, strict=False)}
+        if not chosen:
+            return dict.fromkeys(parts, self.variant)
+        return {index: for_layer(self.variant, params) for index, params in zip(sorted(parts), chosen, strict=True)}
 
     def build(self, index: int, part: CachePart) -> Any:
         """A fresh cache of one layer."""

@@ -9,12 +9,12 @@ import msgspec
 from veloxquant.caches.held import arrays, held_bytes
 from veloxquant.errors import VeloxError
 from veloxquant.measure.conformance.outcome import failed, refused, unless
+from veloxquant.methods.method import LayerSpec
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
+    from veloxquant.profiles.model import CachePart
 
 _UNLIKELY_WIDTHS = (7, 80, 100, 2049)
 """Of which at least some cannot be kept in groups, words or rotations."""
@@ -79,10 +79,10 @@ def refusals_come_first(subject: Subject) -> Verdict:
     assert part is not None  # noqa: S101 -- every architecture of the table keeps K and V that grow
     for width in _UNLIKELY_WIDTHS:
         changed = msgspec.structs.replace(part, key_width=width, value_width=width)
-        told = subject.method.refuses(subject.variant, changed)
+        told = _planned_refusal(subject, index, changed)
         error = _error_of(subject, index, changed)
         if told is not None and error is None:
-            return failed(f"a refusal from build at width {width}: {told[1]}", "a cache")
+            return failed(f"a refusal from build at width {width}: {told}", "a cache")
         if told is None and error is not None:
             return failed(f"a cache at width {width}, which refuses() takes", f"{type(error).__name__}: {error}")
         if error is not None and not isinstance(error, VeloxError):
@@ -90,12 +90,24 @@ def refusals_come_first(subject: Subject) -> Verdict:
     return unless([])
 
 
-def _error_of(subject: Subject, index: int, part: Any) -> Exception | None:
-    """What building for a part raises, or the first token through it."""
+def _planned_refusal(subject: Subject, index: int, part: CachePart) -> str | None:
+    """What the planning half says of a part, parameters of its own included."""
+    told = subject.method.refuses(subject.variant, part)
+    if told is not None:
+        return told[1]
+    try:
+        told = subject.method.refuses(subject.fitted({index: part})[index], part)
+    except VeloxError as error:
+        return error.message
+    return None if told is None else told[1]
+
+
+def _error_of(subject: Subject, index: int, part: CachePart) -> Exception | None:
+    """What building for a part raises, or the first tokens through it."""
     import mlx.core as mx
 
     try:
-        cache = subject.build(index, part)
+        cache = subject.method.build(LayerSpec(index=index, part=part), subject.fitted({index: part})[index])
         cache.update_and_fetch(
             mx.ones((1, part.heads, 3, part.key_width)), mx.ones((1, part.heads, 3, part.value_width))
         )
