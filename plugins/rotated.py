@@ -18,7 +18,6 @@ filled up with zeros before the rotation where groups run along the width, and c
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
@@ -315,22 +314,27 @@ def _prior(hard: float) -> QualityPrior:
     return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=_SOURCE)
 
 
-_SCORE_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 12, 12, 24
+_STEP_ARRAYS, _SCORE_ARRAYS, _UNPACKED_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 5, 12, 8, 4, 24
+"""Arrays of each kind that are there at once, as counted over head counts, widths and bits: at most, rounded up."""
 
 
 def _workspace(part: CachePart, queries: int, slots: int) -> int:
     """Bytes of float32 arrays: scores, scales and unpacked blocks of attention; what packing takes comes before.
 
-    How many query heads there are is not known here: at least the KV heads, and at most 128.
+    A step has the scores of all tokens; more queries work in tiles and blocks. How many query heads there are is not
+    known here: at least the KV heads, and at most 128.
     """
     widths = _filled(part.key_width) + _filled(part.value_width)
     rows = _MOST_QUERY_HEADS * queries
-    scores = rows * slots if queries == 1 else min(_BLOCK_NUMBERS, rows * slots)
-    unpacked = 0 if queries == 1 else min(_BLOCK_NUMBERS, part.heads * widths * slots)
-    scales = part.heads * widths * slots * 2 // min(_GROUPS)
-    attending = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * unpacked + 2 * scales + rows * widths * 4
-    numbers = part.heads * widths * (queries + max(_GROUPS))
-    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, numbers) + math.ceil(numbers * 2)
+    scales = 2 * part.heads * widths * slots * 2 // min(_GROUPS)
+    if queries == 1:
+        attending = _STEP_ARRAYS * rows * slots + scales + _QUERY_ARRAYS * rows * widths
+    else:
+        scores, unpacked = (min(_BLOCK_NUMBERS, numbers * slots) for numbers in (rows, part.heads * widths))
+        blocks = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * unpacked
+        attending = blocks + scales + _QUERY_ARRAYS * min(rows, _TILE_ROWS) * widths + rows * part.value_width
+    new = part.heads * widths * (queries + max(_GROUPS))
+    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, new) + 2 * new
     return 4 * max(attending, packing)
 
 
