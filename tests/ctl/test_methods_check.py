@@ -60,11 +60,12 @@ def test_json_is_every_outcome(ctl: Callable[..., Any], three_checks: dict[str, 
 
 
 def test_without_a_name_every_planned_variant_is_checked(ctl: Callable[..., Any]) -> None:
-    """All but those of the engine itself."""
+    """All but those of the engine itself; and for each method small ones, which no plan chooses."""
     done = ctl("methods", "check", "--architecture", "llama", "--json")
     planned = [variant.label for method, variant in registry.load().variants if method.name != "fp16"]
     labels = [one["label"] for one in json.loads(done.out)["outcomes"] if one["check"] == "one"]
-    assert labels == planned
+    assert [label for label in labels if label in planned] == planned
+    assert len(labels) == len(set(labels)) >= len(planned)
 
 
 @pytest.mark.parametrize(

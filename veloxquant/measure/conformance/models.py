@@ -144,9 +144,8 @@ def _sensitivity(index: int, part: CachePart) -> LayerSensitivity:
     def rows(count: int) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple(4.0**-bits / (1 + at + index) for bits in _BITS) for at in range(count))
 
-    turned = [
-        tuple((head + channel) % part.key_width for channel in range(part.key_width)) for head in range(part.heads)
-    ]
+    width = part.key_width
+    turned = [tuple((head + channel) % width for channel in range(width)) for head in range(part.heads)]
     heads = rows(part.heads)
     return LayerSensitivity(
         index=index, key=heads, value=heads, key_order=tuple(turned), key_classes=rows(_CHANNEL_CLASSES)

@@ -1,4 +1,4 @@
-"""Which variants a run tries: all that are planned with, or for each method a small one and the cheapest."""
+"""Which variants a run tries: all that are planned with and small ones, or for each method two."""
 
 from __future__ import annotations
 
@@ -10,32 +10,44 @@ from veloxquant.methods.parameters import variant_for
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from veloxquant.methods.method import Method, Param, Variant
     from veloxquant.methods.registry import Loaded
 
 SMALL: dict[str, Param] = {"bits": 4, "group": 32, "sinks": 4, "recent": 32, "budget": 96, "window": 16, "stride": 16}
 """Parameters, where a method has them, with which prompts of 150 tokens are packed or cut down."""
+_PACKING = ("bits", "group")
 _WIDTH, _ITEMSIZE = 64, 4
 """Of the part on which variants are compared: groups of 32 and 64 fit."""
 
 
 def small(method: Method) -> Variant:
     """A variant with the parameters of SMALL; its first one where they do not go together."""
+    return _small(method, SMALL)
+
+
+def second(method: Method) -> Variant:
+    """The planned variant that stores the fewest bits a number at a width of 64.
+
+    Of a method that drops tokens, which no planned one does in a short prompt, a small one that packs nothing.
+    """
+    if method.drops_tokens:
+        return _small(method, {name: value for name, value in SMALL.items() if name not in _PACKING})
+    return min(method.variants(), key=lambda variant: _bits(method, variant))
+
+
+def _small(method: Method, values: Mapping[str, Param]) -> Variant:
     declared = {parameter.name: parameter for parameter in method.parameters()}
-    fits = {name for name, value in SMALL.items() if name in declared and unfit(declared[name], value) is None}
+    fits = {name for name, value in values.items() if name in declared and unfit(declared[name], value) is None}
     first = method.variants()[0]
     given = {name: value for name, value in first.params.items() if name in declared}
     try:
-        variant = variant_for(method, {**given, **{name: SMALL[name] for name in fits}})
+        variant = variant_for(method, {**given, **{name: values[name] for name in fits}})
     except InvalidParams:
         return first
     refused = method.refuses(variant, sample_part(_WIDTH, _ITEMSIZE))
     return variant if refused is None else first
-
-
-def cheapest(method: Method) -> Variant:
-    """The planned variant that stores the fewest bits a number at a width of 64."""
-    return min(method.variants(), key=lambda variant: _bits(method, variant))
 
 
 def _bits(method: Method, variant: Variant) -> float:
@@ -51,16 +63,21 @@ def packing(loaded: Loaded) -> tuple[Method, ...]:
 
 
 def chosen(loaded: Loaded, name: str | None, label: str | None) -> list[tuple[Method, Variant]]:
-    """Planned variants of one method or of all, or the one of a label.
+    """Planned variants of one method or of all, and their small ones; or the one of a label.
 
     Raises MethodNotFound for a method that is not ready, and for a label that no variant of those has.
     """
     methods = packing(loaded) if name is None else (loaded.method(name),)
-    found = [(method, variant) for method in methods for variant in method.variants()]
+    found = [pair for method in methods if method.name != ENGINE_OWN for pair in _all_of(method)]
     if label is None:
-        return [pair for pair in found if pair[0].name != ENGINE_OWN]
-    found = [pair for pair in found if pair[1].label == label]
-    if not found:
-        known = ", ".join(variant.label for method in methods for variant in method.variants())
+        return found
+    labelled = [pair for pair in found if pair[1].label == label]
+    if not labelled:
+        known = ", ".join(variant.label for _, variant in found) or "none"
         raise MethodNotFound(f"no variant {label!r} is ready", hint=f"ready: {known}", field="variant")
-    return found
+    return labelled
+
+
+def _all_of(method: Method) -> list[tuple[Method, Variant]]:
+    variants = {variant.label: variant for variant in (*method.variants(), small(method), second(method))}
+    return [(method, variant) for variant in variants.values()]

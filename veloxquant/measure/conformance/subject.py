@@ -89,7 +89,7 @@ class Subject:
 
     @functools.cached_property
     def willing(self) -> tuple[int, ...]:
-        """Layers that a cache can stand in for, or all that grow where none can, whose part the method does not refuse."""
+        """Layers that a cache can stand in for, all that grow where none can, less those that the method refuses."""
         takes = self.architecture.takes or [layer.index for layer in self.layers if layer.packable is not None]
         return tuple(index for index in takes if self.method.refuses(self.variant, self.part(index)) is None)
 
