@@ -13,6 +13,7 @@ from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models import cache as engine
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 
+from veloxquant.caches.packed import PackedKVCache
 from veloxquant.errors import InvalidParams, MethodNotFound, MethodRefused
 from veloxquant.profiles.slots import kv_slots, schedule
 from veloxquant.serve.apply import apply, held_bytes, restore
@@ -52,10 +53,10 @@ def test_three_hundred_tokens_in_chunks_of_128_take_the_slots_worked_by_hand(tin
 
 
 def test_packed_generation_starts_packed(tiny: Any) -> None:
-    """Caches are the engine's quantized class before the first token: no float copy is ever made."""
+    """Caches are packed ones before the first token: no float copy is ever made."""
     model = tiny.llama()
     apply(model, tiny.config(model))
-    assert [type(cache) for cache in make_prompt_cache(model)] == [QuantizedKVCache] * 3
+    assert [type(cache) for cache in make_prompt_cache(model)] == [PackedKVCache] * 3
 
 
 def test_eight_bits_generate_what_the_engine_itself_generates_at_eight_bits(tiny: Any) -> None:
@@ -82,7 +83,7 @@ def test_only_full_layers_of_a_windowed_model_are_packed(tiny: Any) -> None:
     model = tiny.gemma()
     applied = apply(model, tiny.config(model, "affine4-g32", packed=[2, 5]))
     caches = make_prompt_cache(model)
-    expected = [RotatingKVCache, RotatingKVCache, QuantizedKVCache] * 2
+    expected = [RotatingKVCache, RotatingKVCache, PackedKVCache] * 2
     assert [type(cache) for cache in caches] == expected
     assert [layer.cache_class for layer in applied.layers] == [cls.__name__ for cls in expected]
     assert [layer.label for layer in applied.layers] == [None, None, "affine4-g32"] * 2
@@ -109,7 +110,7 @@ def test_a_deep_copy_makes_its_own_planned_caches(tiny: Any) -> None:
     expected = tiny.generate(model, None, 20, 4)
     del model
     gc.collect()
-    assert [type(cache) for cache in duplicate.make_cache()] == [QuantizedKVCache] * 3
+    assert [type(cache) for cache in duplicate.make_cache()] == [PackedKVCache] * 3
     assert tiny.generate(duplicate, None, 20, 4) == expected
     assert restore(duplicate)
 
@@ -132,7 +133,8 @@ def test_applying_twice_replaces(tiny: Any) -> None:
     model = tiny.llama()
     apply(model, tiny.config(model, "affine4-g64"))
     apply(model, tiny.config(model, "affine8-g32", packed=[1]))
-    assert [getattr(cache, "bits", None) for cache in make_prompt_cache(model)] == [None, 8, None]
+    first, second, third = make_prompt_cache(model)
+    assert (type(first), second.key_codec.bits, type(third)) == (KVCache, 8, KVCache)
     assert restore(model)
     assert "make_cache" not in vars(model)
     assert [type(cache) for cache in make_prompt_cache(model)] == [KVCache] * 3
@@ -164,7 +166,7 @@ def test_somebody_elses_make_cache_is_built_upon_and_given_back(tiny: Any) -> No
     model.make_cache = mine = lambda: [RotatingKVCache(max_size=16), KVCache(), KVCache()]
     apply(model, tiny.config(model, packed=[1, 2]))
     apply(model, tiny.config(model, packed=[2]))
-    assert [type(cache) for cache in make_prompt_cache(model)] == [RotatingKVCache, KVCache, QuantizedKVCache]
+    assert [type(cache) for cache in make_prompt_cache(model)] == [RotatingKVCache, KVCache, PackedKVCache]
     assert restore(model)
     assert model.make_cache is mine
 
@@ -174,7 +176,7 @@ def test_a_class_without_make_cache_gets_the_engines_default_list(tiny: Any, mon
     model = tiny.llama()
     monkeypatch.delattr(type(model), "make_cache")
     apply(model, tiny.config(model, packed=[0]))
-    assert [type(cache) for cache in make_prompt_cache(model)] == [QuantizedKVCache, KVCache, KVCache]
+    assert [type(cache) for cache in make_prompt_cache(model)] == [PackedKVCache, KVCache, KVCache]
 
 
 def test_prompt_caches_save_and_load(tiny: Any, short_folder: Any) -> None:
@@ -252,7 +254,7 @@ def test_a_model_that_cannot_run_with_packed_caches_is_refused_with_the_engines_
         return out + 0 * cache.keys.sum()
 
     monkeypatch.setattr(attention, "__call__", reads_keys)
-    with pytest.raises(MethodRefused, match="cannot run with affine4-g64 caches: AttributeError: 'tuple'"):
+    with pytest.raises(MethodRefused, match="cannot run with affine4-g64 caches: AttributeError: 'list'"):
         apply(model, tiny.config(model))
     assert "make_cache" not in vars(model)
 

@@ -10,6 +10,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
+from veloxquant.caches.affine_codec import AffineCodec
+from veloxquant.caches.packed import PackedKVCache
 from veloxquant.errors import InvalidParams, MethodNotFound, MethodRefused
 from veloxquant.methods import Method, Parameter, Variant
 from veloxquant.methods.registry import Loaded, load
@@ -18,6 +20,7 @@ from veloxquant.serve.apply import apply, held_bytes
 from veloxquant.serve.builder import KVCacheBuilder, KVCacheConfig
 
 AFFINE = KVCacheConfig(method="affine", params={"bits": 4, "group": 32})
+FOUR = AffineCodec(64, 4, 32)
 
 
 def kinds(caches: list[Any]) -> list[type]:
@@ -61,8 +64,8 @@ def test_every_form_of_a_config_builds_the_same(tiny: Any) -> None:
     ]
     for form in forms:
         caches = KVCacheBuilder.for_model(model, form)
-        assert kinds(caches) == [QuantizedKVCache] * 3
-        assert {(cache.bits, cache.group_size, cache.offset) for cache in caches} == {(4, 32, 0)}
+        assert kinds(caches) == [PackedKVCache] * 3
+        assert {(cache.key_codec, cache.value_codec, cache.offset) for cache in caches} == {(FOUR, FOUR, 0)}
 
 
 def test_a_plan_that_chose_nothing_is_refused(tiny: Any) -> None:
@@ -95,15 +98,15 @@ def test_a_model_with_a_plan_on_it_is_looked_at_as_it_was(tiny: Any) -> None:
     model = tiny.llama()
     apply(model, tiny.config(model, "affine8-g64"))
     assert kinds(KVCacheBuilder.for_model(model, KVCacheConfig(method="fp16"))) == [KVCache] * 3
-    assert {cache.bits for cache in KVCacheBuilder.for_model(model, AFFINE)} == {4}
-    assert {cache.bits for cache in model.make_cache()} == {8}
+    assert {cache.key_codec.bits for cache in KVCacheBuilder.for_model(model, AFFINE)} == {4}
+    assert {cache.key_codec.bits for cache in model.make_cache()} == {8}
 
 
 def test_windows_keep_the_engines_own(tiny: Any) -> None:
     """Only the full layers of Gemma 3 are packed, and the model runs."""
     model = tiny.gemma()
     caches = KVCacheBuilder.for_model(model, AFFINE)
-    assert kinds(caches) == [RotatingKVCache, RotatingKVCache, QuantizedKVCache] * 2
+    assert kinds(caches) == [RotatingKVCache, RotatingKVCache, PackedKVCache] * 2
     assert len(tiny.generate(model, caches, 100, 10, 64)) == 10
 
 
@@ -111,7 +114,7 @@ def test_a_layer_that_the_model_never_writes_keeps_the_engines_own(tiny: Any) ->
     """A cache list longer than the layers that use it is no reason to refuse."""
     model = tiny.llama(layers=2)
     model.make_cache = lambda: [KVCache() for _ in range(3)]
-    assert kinds(KVCacheBuilder.for_model(model, AFFINE)) == [QuantizedKVCache, QuantizedKVCache, KVCache]
+    assert kinds(KVCacheBuilder.for_model(model, AFFINE)) == [PackedKVCache, PackedKVCache, KVCache]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_a_layer_whose_keys_the_model_reads_keeps_the_engines_own(
     monkeypatch.setattr(type(model), "__call__", called)
     reading_keys(monkeypatch, model, reads(current))
     caches = KVCacheBuilder.for_model(model, AFFINE)
-    expected: list[type] = [QuantizedKVCache] * 4
+    expected: list[type] = [PackedKVCache] * 4
     expected[kept] = KVCache
     assert kinds(caches) == expected
     assert len(tiny.generate(model, caches, 20, 3)) == 3
@@ -154,7 +157,7 @@ def test_no_layer_left_is_refused_with_the_reason_of_the_first(tiny: Any, monkey
         KVCacheBuilder.for_model(windowed, AFFINE)
     model = tiny.llama()
     reading_keys(monkeypatch, model, lambda cache: cache)
-    with pytest.raises(MethodRefused, match="affine4-g32 caches: layer 0: AttributeError: 'tuple'") as caught:
+    with pytest.raises(MethodRefused, match="affine4-g32 caches: layer 0: AttributeError: 'list'") as caught:
         KVCacheBuilder.for_model(model, AFFINE)
     assert "another method" in caught.value.hint
 
@@ -171,7 +174,7 @@ def test_layers_that_are_named_must_all_be_packed(tiny: Any) -> None:
     """A config with layers, as a plan makes one, is for one model, and nothing is left out silently."""
     model = tiny.gemma()
     full = KVCacheConfig.from_plan(tiny.config(model, "affine4-g32", packed=[5]))
-    assert kinds(KVCacheBuilder.for_model(model, full))[2:] == [KVCache, *[RotatingKVCache] * 2, QuantizedKVCache]
+    assert kinds(KVCacheBuilder.for_model(model, full))[2:] == [KVCache, *[RotatingKVCache] * 2, PackedKVCache]
     with pytest.raises(MethodRefused, match="layer 0 keeps a RotatingKVCache"):
         KVCacheBuilder.for_model(model, KVCacheConfig(method="affine", layers=(0, 2)))
     with pytest.raises(InvalidParams, match="for 6 caches and this model has 3") as caught:

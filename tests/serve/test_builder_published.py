@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_lm.models.cache import QuantizedKVCache
 
+from veloxquant.caches.packed import PackedKVCache
 from veloxquant.errors import MethodRefused
 from veloxquant.methods.registry import load
 from veloxquant.methods.worker import Factory
@@ -76,4 +76,4 @@ def test_layers_are_those_of_a_trace(name: str, packed: int, reason: str) -> Non
             KVCacheBuilder.for_model(model, wanted, methods=loaded)
         return
     caches = KVCacheBuilder.for_model(model, wanted, methods=loaded)
-    assert tuple(index for index, cache in enumerate(caches) if type(cache) is QuantizedKVCache) == traced.packed
+    assert tuple(index for index, cache in enumerate(caches) if type(cache) is PackedKVCache) == traced.packed
