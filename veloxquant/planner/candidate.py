@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from veloxquant.planner.memory import Term
     from veloxquant.planner.option import Option
     from veloxquant.planner.result import Speed
+    from veloxquant.profiles import ModelProfile
 
 _SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
 """Kept layers that mlx-lm's own --kv-bits passes over; it raises on windows and breaks latents and donors."""
@@ -113,7 +115,7 @@ def _cache_config(option: Option) -> dict[str, Any]:
         "params": dict(sorted(option.offer.variant.params.items())),
         "packed_layers": list(option.layout.packed_layers),
         "layer_count": len(option.setting.model.layers),
-        "packed_shapes": _packed_shapes(option),
+        "packed_shapes": [list(shape) for shape in _packed_shapes(option.setting.model, option.layout.packed_layers)],
         "prefill_step_size": option.sizing.step,
     }
     if option.layout.layer_params:
@@ -121,15 +123,15 @@ def _cache_config(option: Option) -> dict[str, Any]:
     return config
 
 
-def _packed_shapes(option: Option) -> list[list[int]]:
-    """[KV heads, key width, value width] of the packed layers, so that a plan is not applied to another model.
+@lru_cache(maxsize=1024)
+def _packed_shapes(model: ModelProfile, packed_layers: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """(KV heads, key width, value width) of the packed layers, so that a plan is not applied to another model.
 
     One for all where they are alike, as in nearly every model, else one for each packed layer.
     """
-    layers = option.setting.model.layers
-    parts = [part for index in option.layout.packed_layers if (part := layers[index].packable) is not None]
-    shapes = [(part.heads, part.key_width, part.value_width) for part in parts]
-    return [list(shape) for shape in (shapes if len(set(shapes)) > 1 else shapes[:1])]
+    parts = [part for index in packed_layers if (part := model.layers[index].packable) is not None]
+    shapes = tuple((part.heads, part.key_width, part.value_width) for part in parts)
+    return shapes if len(set(shapes)) > 1 else shapes[:1]
 
 
 def _engine_settings(option: Option) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.methods.per_layer import for_layer
@@ -51,6 +52,10 @@ class Term(NamedTuple):
     """Slots that each further token adds in the long run."""
     counts: bool
     """The method counts its own slots."""
+    unpack_picoseconds: float = 0.0
+    """To make a stored number one that can be multiplied, in decode."""
+    unpack_bytes: float = 0.0
+    """Moved for that, besides reading what is stored."""
 
     @property
     def grows(self) -> bool:
@@ -137,7 +142,7 @@ class Measured:
 def shape_of(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequences: int, batch: int) -> Shape:
     """Coefficients of one variant; `offer` None means the engine's own caches. Raises MethodError from the method."""
     own = offer is None or offer.method.name == ENGINE_OWN
-    packed = () if offer is None else tuple(_packed_term(offer, one) for one in layout.packed)
+    packed = () if offer is None else _packed_terms(layout, Reader(offer.method, offer.variant))
     kept = tuple(_engine_term(one.part, one.layers) for one in layout.kept)
     fused = own or offer is None or offer.method.fused_attention
     scored = [t.part for t in packed if not fused]
@@ -152,9 +157,15 @@ def shape_of(model: ModelProfile, layout: Layout, offer: Offer | None, *, sequen
     )
 
 
-def _packed_term(offer: Offer, alike: Counted) -> Term:
-    method, part = offer.method, alike.part
-    variant = for_layer(offer.variant, dict(alike.params))
+@lru_cache(maxsize=1024)
+def _packed_terms(layout: Layout, reader: Reader) -> tuple[Term, ...]:
+    """What a method says of the parts it packs; it says the same each time (methods.checks), so it is asked once."""
+    return tuple(_packed_term(reader, one) for one in layout.packed)
+
+
+def _packed_term(asked: Reader, alike: Counted) -> Term:
+    method, part = asked.method, alike.part
+    variant = for_layer(asked.variant, dict(alike.params))
     reader = Reader(method, variant)
     in_the_long_run = pace(reader, part)
     key_bits, value_bits = method.key_bits(variant, part), method.value_bits(variant, part)
@@ -172,6 +183,8 @@ def _packed_term(offer: Offer, alike: Counted) -> Term:
         reader=reader,
         pace=1 if in_the_long_run is None else in_the_long_run,
         counts=in_the_long_run is not None,
+        unpack_picoseconds=method.unpack_cost(variant),
+        unpack_bytes=method.unpack_bytes(variant),
     )
 
 

@@ -74,10 +74,10 @@ class Option:
 
     @cached_property
     def line(self) -> Roofline:
-        """The variant's roofline. Raises MethodError from the method."""
+        """The variant's roofline."""
         if self.engine_own:
             return self.setting.baseline_line
-        return speeds.roofline(self.setting.model, self.setting.hardware, self.shape)
+        return self.setting.baseline_line._replace(shape=self.shape)
 
     @cached_property
     def decode(self) -> Decode | None:

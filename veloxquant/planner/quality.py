@@ -6,10 +6,12 @@ A number in nats, never a score. The engine's own cache is 0 by definition. Fami
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from veloxquant.planner import tables
 from veloxquant.planner.evidence import evidence, kl_of
+from veloxquant.planner.growth import Reader
 from veloxquant.planner.result import Evidence, Quality
 
 if TYPE_CHECKING:
@@ -88,7 +90,12 @@ def by_perplexity(estimate: Quality, usable: Sequence[Sighting]) -> Quality:
 
 def prior(method: Method, variant: Variant) -> Quality:
     """The method's own word. Raises MethodError from it."""
-    said = method.quality_prior(variant)
+    return _prior(Reader(method, variant))
+
+
+@lru_cache(maxsize=1024)
+def _prior(reader: Reader) -> Quality:
+    said = reader.method.quality_prior(reader.variant)
     return Quality(
         kl_mean=float(said.kl_mean),
         perplexity_delta=_maybe(said.perplexity_delta),

@@ -59,17 +59,6 @@ class Decode(NamedTuple):
         return self.ms if self.evidence.source == "measured" else self.low
 
 
-class Unpacking(NamedTuple):
-    """What it costs to make a stored number one that can be multiplied, in decode."""
-
-    picoseconds: float = 0.0
-    moved_bytes: float = 0.0
-    """Besides reading what is stored."""
-
-
-_NONE = Unpacking()
-
-
 class Roofline(NamedTuple):
     """One variant on one machine: ms a token for any length and number of sequences. None fields are unknown."""
 
@@ -81,8 +70,6 @@ class Roofline(NamedTuple):
     bytes_per_ms: float | None
     overhead_ms: float
     shape: Shape
-    unpack: tuple[Unpacking, ...]
-    """One for each term of the shape."""
 
     def ms(self, tokens: int, sequences: int) -> float | None:
         """Decode ms a token of each of `sequences` sequences that all hold `tokens` tokens."""
@@ -91,13 +78,13 @@ class Roofline(NamedTuple):
         rows = sequences if self.shape.batchable else min(sequences, self.shape.batch)
         moved = float(self._weights_read(rows))
         picoseconds = 0.0
-        for term, unpack in zip(self.terms, self.unpack, strict=True):
+        for term in self.terms:
             seen = term.read(tokens)
             moved += rows * term.layers * (seen * term.slot_bytes + _beside(term))
             if term.packed:
                 numbers = rows * term.layers * seen * term.part.heads * (term.part.key_width + term.part.value_width)
-                moved += numbers * unpack.moved_bytes
-                picoseconds += numbers * unpack.picoseconds
+                moved += numbers * term.unpack_bytes
+                picoseconds += numbers * term.unpack_picoseconds
         step_ms = moved / self.bytes_per_ms + self.overhead_ms + picoseconds * 1e-9
         return step_ms * sequences / rows
 
@@ -114,20 +101,8 @@ class Roofline(NamedTuple):
         return self.shape.terms
 
 
-def unpacking(shape: Shape) -> tuple[Unpacking, ...]:
-    """What the readers of a shape's terms say, in order. Raises MethodError from a method."""
-    return tuple(
-        _NONE
-        if term.reader is None
-        else Unpacking(
-            term.reader.method.unpack_cost(term.reader.variant), term.reader.method.unpack_bytes(term.reader.variant)
-        )
-        for term in shape.terms
-    )
-
-
 def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape) -> Roofline:
-    """What the machine's table figures and the methods say about one variant. Raises MethodError from a method."""
+    """What the machine's table figures say about one variant; another one of the same model differs in its shape."""
     total, active = model.num_parameters, model.active_parameters
     bandwidth = hardware.bandwidth_gbps
     return Roofline(
@@ -137,7 +112,6 @@ def roofline(model: ModelProfile, hardware: HardwareProfile, shape: Shape) -> Ro
         bytes_per_ms=bandwidth * 1e6 * efficiency(hardware, model.weight_bits) if bandwidth else None,
         overhead_ms=(model.num_layers or len(model.layers)) * tables.speed().layer_overhead_ms,
         shape=shape,
-        unpack=unpacking(shape),
     )
 
 
