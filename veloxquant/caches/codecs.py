@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import by_head
 from veloxquant.caches.affine_codec import AffineCodec
+from veloxquant.caches.channel_classes import ChannelClassesCodec
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.per_channel import PerChannelCodec
 from veloxquant.caches.refit import RefitAffineCodec, RefitPerChannelCodec
@@ -29,6 +30,7 @@ _CODECS: Mapping[str, Callable[..., Any]] = {
     "symmetric": SymmetricCodec,
     "rotated": described,
     "by_head": by_head.described,
+    "channel_classes": ChannelClassesCodec,
     "turboquant_mse": TurboQuantMSE,
     "turboquant_prod": TurboQuantProd,
 }

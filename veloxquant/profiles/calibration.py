@@ -23,6 +23,15 @@ class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     key: PerHead
     value: PerHead
+    key_order: tuple[tuple[int, ...], ...] = ()
+    """For each KV head its key channels, from the one whose quantization costs most on; () where none was found."""
+    key_classes: PerHead = ()
+    """As `key`, for all heads together and one class of channels at a time: the first so many of each head's order."""
+
+    @property
+    def tables(self) -> PerHead:
+        """Every row of figures."""
+        return (*self.key, *self.value, *self.key_classes)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -54,10 +63,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         if indices != sorted(set(indices)):
             raise _wrong("layers", "its layers are not ascending, each once")
         for layer in self.layers:
-            if any(len(row) != len(self.bits) for row in (*layer.key, *layer.value)):
+            if any(len(row) != len(self.bits) for row in layer.tables):
                 raise _wrong("layers", f"layer {layer.index} has not one figure for each of {len(self.bits)} widths")
-            if any(not 0 <= kl < float("inf") for row in (*layer.key, *layer.value) for kl in row):
+            if any(not 0 <= kl < float("inf") for row in layer.tables for kl in row):
                 raise _wrong("layers", f"layer {layer.index} has a divergence that is negative or no number")
+            if any(sorted(order) != list(range(len(layer.key_order[0]))) for order in layer.key_order):
+                raise _wrong("layers", f"layer {layer.index} has an order that does not name each channel once")
 
     def layer(self, index: int) -> LayerSensitivity | None:
         """What was measured at this place of the engine's cache list, None where nothing was."""
