@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import subprocess
 import sys
@@ -30,12 +31,13 @@ def load(file: str, architecture: str, tokens: Sequence[int], packed: Sequence[i
     asked = {"file": file, "architecture": architecture, "tokens": list(tokens), "packed": list(packed)}
     process = _started()
     stdin, stdout = _pipes(process)
-    stdin.write(json.dumps(asked) + "\n")
-    stdin.flush()
+    with contextlib.suppress(BrokenPipeError):
+        stdin.write(json.dumps(asked) + "\n")
+        stdin.flush()
     line = stdout.readline()
     if not line:
         stop()
-        return Answer(None, [], f"the process that loads it ended with code {process.returncode}")
+        return Answer(None, [], f"the process that loads it ended with code {process.wait()}")
     answer = json.loads(line)
     if answer["error"] is not None:
         return Answer(None, [], answer["error"])
@@ -48,7 +50,8 @@ def stop() -> None:
     global _process  # noqa: PLW0603 -- one for a run
     if _process is not None:
         for pipe in _pipes(_process):
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # what it did not read any more
+                pipe.close()
         _process.wait()
         _process = None
 
