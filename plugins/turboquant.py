@@ -11,7 +11,12 @@ In words of 32 bits, rows padded to a multiple of 32, w the width and m = jl_dim
     prod, keys   (bits - 1) x ceil(w / 32) + ceil(m / 32) words + 2 root mean squares (1 at 1 bit: the sketch alone)
 
 With `outlier_channels` the loudest channels of each head's first token form a group of their own, with `outlier_bits`,
-and each head keeps their indices.
+and each head keeps their indices: half of them with one bit more makes 2.5 or 3.5 bits (section 4.3 of the paper). Not
+planned with: keys with more bits than values are better for the same bytes. SmolLM2-135M, simulated: 0.178 at 3.5 bits
+of loud and quiet keys and 3 of values (3.63 bits stored), where 4 and 3 bits have 0.100 (3.75 stored).
+
+`unbiased` stretches the stored root mean square until sum(x y) = sum(x x) for what is read back, y (EDEN, arXiv
+2108.08842): the same bytes, and values that attention averages are not short.
 """
 
 from __future__ import annotations
@@ -50,6 +55,12 @@ at 3 bits and 0.134 at 4."""
 _PUBLISHED_KL = {4: 0.009633, 3: 0.016145}
 """Those figures, in nats a token: the range at 3 and 4 bits begins with them or lower."""
 
+_VALUE_KL = {1: 0.67, 2: 0.15035, 3: 0.02661, 4: 0.00635, 5: 0.00165, 6: 0.00043, 7: 0.00011, 8: 0.00003}
+"""The values' share of it: values alone, simulated at 2 to 5 bits and extended as above. Shares add up: keys of 4 bits
+and values of 2 have 0.208, and 0.07214 - 0.00635 + 0.15035 is 0.216; 5 and 3 have 0.0432 against 0.0441."""
+_UNBIASED_VALUE_KL = {1: 0.37, 2: 0.0933, 3: 0.0225, 4: 0.0059, 5: 0.0015, 6: 0.0004, 7: 0.0001, 8: 0.00003}
+"""The same unbiased; keys gain next to nothing."""
+
 _SOURCE = (
     "SmolLM2-135M at 4,096 tokens, simulated (upper end), scaled as the affine format's by Llama-3.2-3B, and "
     "Qwen3.5-35B-A3B's published turbo3 and turbo4 (lower end)"
@@ -85,6 +96,8 @@ class _Set(NamedTuple):
     """A variant's parameters, defaults filled in."""
 
     bits: int
+    value_bits: int
+    unbiased: bool
     outlier_bits: int | None
     outlier_channels: int
     jl_dim: int | None
@@ -104,16 +117,32 @@ class TurboQuantMSE(Method):
     label = "turboquant-mse"
     offered: tuple[int, ...] = (5, 4, 3, 2)
     """Bits that are planned with. With more, the affine format is about as good for its bytes, and faster."""
+    unlike: tuple[tuple[int, int], ...] = ((5, 3), (4, 2))
+    """Bits of keys and of unbiased values that are planned with: the bytes of 4 and 3 bits, and better."""
 
     def variants(self) -> Sequence[Variant]:
-        """One for each count of bits worth planning with."""
-        return [Variant(method=self.name, label=f"{self.label}{bits}", params={"bits": bits}) for bits in self.offered]
+        """One for each count of bits worth planning with, and for each pair."""
+        alike = [Variant(method=self.name, label=f"{self.label}{bits}", params={"bits": bits}) for bits in self.offered]
+        pairs = [
+            Variant(
+                method=self.name,
+                label=f"{self.label}-k{keys}v{values}",
+                params={"bits": keys, "value_bits": values, "unbiased": True},
+            )
+            for keys, values in self.unlike
+        ]
+        return [*alike, *pairs]
 
     def parameters(self) -> Sequence[Parameter]:
         """Bits, outliers and the seed of the rotation."""
         channels = "channels a head that are kept apart, the loudest of its first token"
+        stretched = "whether what is read back is stretched until it is not shrunk"
         return [
             Parameter(name="bits", kind="int", default=4, low=1, high=_MAX_BITS, help="bits a number, scales apart"),
+            Parameter(
+                name="value_bits", kind="int", low=1, high=_MAX_BITS, help="of values; `bits` where it is not set"
+            ),
+            Parameter(name="unbiased", kind="bool", default=False, help=stretched),
             Parameter(name="outlier_bits", kind="int", low=1, high=_MAX_BITS, help="bits of the channels kept apart"),
             Parameter(name="outlier_channels", kind="int", default=0, low=0, high=_MAX_WIDTH - 1, help=channels),
             Parameter(name="seed", kind="int", default=0, low=0, high=_MAX_SEED, help="of the random matrices"),
@@ -140,7 +169,7 @@ class TurboQuantMSE(Method):
 
     def value_bits(self, variant: Variant, part: CachePart) -> float:
         """Algorithm 1's in both methods."""
-        return _mse_row(_chosen(variant), part.value_width).bits(part.value_itemsize) / part.value_width
+        return _value_row(_chosen(variant), part.value_width).bits(part.value_itemsize) / part.value_width
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Four bytes for each outlier channel of each head, of K and of V."""
@@ -152,14 +181,14 @@ class TurboQuantMSE(Method):
         Counted with MLX's allocator on the CPU backend, whose scheduler has about ten operations in flight.
         """
         chosen = _chosen(variant)
-        space = max(self._key_row(chosen, part.key_width).space, _mse_row(chosen, part.value_width).space)
+        space = max(self._key_row(chosen, part.key_width).space, _value_row(chosen, part.value_width).space)
         row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
         packed = math.ceil(part.heads * queries * row_bits / 8)
         return max(_attending(part.heads, queries, slots, space), _packing(part, queries, space) + 2 * packed)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
-        return _prior(_chosen(variant).bits)
+        return _prior(_chosen(variant))
 
     def unpack_bytes(self, variant: Variant) -> float:
         """What MLX's ordinary kernels move, which are not fused: see `_UNPACK_BYTES`."""
@@ -171,14 +200,14 @@ class TurboQuantMSE(Method):
 
         part = layer.part
         chosen = _chosen(variant)
-        return PackedKVCache(self._key_codec(part.key_width, chosen), _mse(part.value_width, chosen), part.step)
+        return PackedKVCache(self._key_codec(part.key_width, chosen), _values(part.value_width, chosen), part.step)
 
     def build_standalone(self, head_dim: int, variant: Variant) -> Any:
         """One head, with the same codecs. Raises InvalidParams for what is refused."""
         from veloxquant.caches.standalone import StandaloneCache
 
         chosen = _chosen(variant)
-        return StandaloneCache(self._key_codec(head_dim, chosen), _mse(head_dim, chosen))
+        return StandaloneCache(self._key_codec(head_dim, chosen), _values(head_dim, chosen))
 
     def _key_row(self, chosen: _Set, width: int) -> _Row:
         return _mse_row(chosen, width)
@@ -194,6 +223,7 @@ class TurboQuantProd(TurboQuantMSE):
     summary = "random rotation, levels and a one-bit sketch of what they leave: unbiased scores"
 
     label = "turboquant-prod"
+    unlike = ()
     offered = (4, 3, 2)
     """5 bits would take the bytes of `turboquant_mse` at 5, for less."""
 
@@ -205,7 +235,8 @@ class TurboQuantProd(TurboQuantMSE):
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """As `turboquant_mse`, from its own measured figures."""
-        hard = _HARD_SKETCH_KL[_chosen(variant).bits]
+        chosen = _chosen(variant)
+        hard = _HARD_SKETCH_KL[chosen.bits] + _value_change(chosen)
         return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=_SKETCH_SOURCE)
 
     def unpack_bytes(self, variant: Variant) -> float:
@@ -250,6 +281,10 @@ def _mse_row(chosen: _Set, width: int) -> _Row:
     return quiet.beside(_levels_row(chosen.outlier_bits, chosen.outlier_channels))
 
 
+def _value_row(chosen: _Set, width: int) -> _Row:
+    return _mse_row(chosen._replace(bits=chosen.value_bits), width)
+
+
 def _levels_row(bits: int, width: int) -> _Row:
     words = -(-width // 32)
     return _Row(bits * words, 1, 32 * words)
@@ -266,8 +301,11 @@ def _chosen(variant: Variant) -> _Set:
     def whole(name: str) -> int | None:
         return None if given.get(name) is None else int(given[name])
 
+    bits = whole("bits") or 4
     return _Set(
-        bits=whole("bits") or 4,
+        bits=bits,
+        value_bits=whole("value_bits") or bits,
+        unbiased=given.get("unbiased") is True,
         outlier_bits=whole("outlier_bits"),
         outlier_channels=whole("outlier_channels") or 0,
         jl_dim=whole("jl_dim"),
@@ -283,12 +321,23 @@ def _described(width: int, chosen: _Set) -> dict[str, int]:
 def _mse(width: int, chosen: _Set) -> Any:
     from veloxquant.caches.codecs import make
 
-    return make({"name": "turboquant_mse", **_described(width, chosen)})
+    return make({"name": "turboquant_mse", **_described(width, chosen), "unbiased": chosen.unbiased})
 
 
-def _prior(bits: int) -> QualityPrior:
-    hard = _HARD_KL[bits]
-    low = min(hard * _LOW, _PUBLISHED_KL.get(bits, hard))
+def _values(width: int, chosen: _Set) -> Any:
+    return _mse(width, chosen._replace(bits=chosen.value_bits))
+
+
+def _value_change(chosen: _Set) -> float:
+    """What values add to a divergence that was measured with values like the keys."""
+    table = _UNBIASED_VALUE_KL if chosen.unbiased else _VALUE_KL
+    return table[chosen.value_bits] - _VALUE_KL[chosen.bits]
+
+
+def _prior(chosen: _Set) -> QualityPrior:
+    hard = _HARD_KL[chosen.bits] + _value_change(chosen)
+    alike = chosen.value_bits == chosen.bits
+    low = min(hard * _LOW, _PUBLISHED_KL.get(chosen.bits, hard)) if alike else hard * _LOW
     return QualityPrior(kl_mean=hard * _MIDDLE, low=low, high=hard, source=_SOURCE)
 
 

@@ -24,6 +24,8 @@ CODECS = [
     TurboQuantMSE(3, 4),
     TurboQuantMSE(1, 2),
     TurboQuantMSE(112, 3, outlier_bits=5, outlier_channels=9),
+    TurboQuantMSE(80, 2, unbiased=True),
+    TurboQuantMSE(64, 3, outlier_bits=4, outlier_channels=32, unbiased=True),
     TurboQuantProd(64, 2, jl_dim=64),
     TurboQuantProd(80, 1),
     TurboQuantProd(128, 4, jl_dim=200, seed=2),
@@ -186,3 +188,16 @@ def test_a_vector_is_scaled_exactly_by_a_power_of_two() -> None:
     x = tensor(codec, 5)
     words = [[np.array(codec.encode(x * scale, ())[at]) for at in (0, 2)] for scale in (1.0, 2.0**-20, 2.0**20)]
     assert all(np.array_equal(one, other) for same in words[1:] for one, other in zip(words[0], same, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unbiased_vectors_are_not_shrunk(dtype: mx.Dtype) -> None:
+    """sum(x y) = sum(x x) of each vector to the format of its size; with least error it is short by that, 0.117."""
+    x = tensor(TurboQuantMSE(80, 2), 50, dtype=dtype)
+    was = np.array(x.astype(mx.float32)).astype(np.float64)
+    slopes = []
+    for codec in (TurboQuantMSE(80, 2, unbiased=True), TurboQuantMSE(80, 2)):
+        read = np.array(codec.decode(codec.encode(x, ()), (), mx.float32)).astype(np.float64)
+        slopes.append((was * read).sum(axis=-1) / (was * was).sum(axis=-1))
+    assert np.abs(slopes[0] - 1).max() < {mx.float32: 1e-4, mx.float16: 2**-10, mx.bfloat16: 2**-8}[dtype]
+    assert slopes[1].mean() == pytest.approx(1 - 0.117, abs=0.02)

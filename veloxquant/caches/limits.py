@@ -21,3 +21,10 @@ def one_of(value: object, field: str, choices: tuple[int, ...]) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
         raise InvalidParams(f"{field} must be one of {listed}, not {quoted(value)}", hint=f"use {listed}", field=field)
+
+
+def flag(value: object, field: str) -> None:
+    """True or false. Raises InvalidParams that names the field."""
+    if not isinstance(value, bool):
+        message = f"{field} must be true or false, not {quoted(value)}"
+        raise InvalidParams(message, hint="give true or false", field=field)

@@ -60,8 +60,13 @@ def normalized(x: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def mean_square(x: mx.array) -> mx.array:
-    """Mean of the squares of each row, (..., 1): halves are added element by element until one number is left."""
-    sums = x * x
+    """Mean of the squares of each row, (..., 1)."""
+    return mean_product(x, x)
+
+
+def mean_product(x: mx.array, y: mx.array) -> mx.array:
+    """Mean of the products of each two rows, (..., 1): halves are added element by element until one is left."""
+    sums = x * y
     while sums.shape[-1] > 1:
         half = (sums.shape[-1] + 1) // 2
         front, back = sums[..., :half], sums[..., half:]

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from veloxquant.caches.affine_codec import AffineCodec
+from veloxquant.caches.limits import flag
 from veloxquant.caches.packing import pack
 from veloxquant.caches.per_channel import PerChannelCodec
-from veloxquant.errors import InvalidParams, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class RefitAffineCodec(AffineCodec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.unbiased)
+        flag(self.unbiased, "unbiased")
 
     def describe(self) -> dict[str, int | float | str]:
         """Name, width, bits, group, unbiased."""
@@ -81,7 +81,7 @@ class RefitPerChannelCodec(PerChannelCodec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.unbiased)
+        flag(self.unbiased, "unbiased")
 
     def describe(self) -> dict[str, int | float | str]:
         """Name, width, bits, group, unbiased."""
@@ -173,9 +173,3 @@ def _read(stored: Any, bits: int) -> Any:
     words, scales, biases = stored
     wide = scales.astype(mx.float32), biases.astype(mx.float32)
     return mx.dequantize(words, *wide, group_size=words.shape[-1] * 32 // bits, bits=bits).T
-
-
-def _check(unbiased: object) -> None:
-    if not isinstance(unbiased, bool):
-        message = f"unbiased must be true or false, not {quoted(unbiased)}"
-        raise InvalidParams(message, hint="give true or false", field="unbiased")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import mlx.core as mx
 
 from veloxquant.caches.codebook import MAX_BITS
-from veloxquant.caches.limits import whole
+from veloxquant.caches.limits import flag, whole
 from veloxquant.caches.ordered import MAX_WIDTH
 from veloxquant.caches.turboquant_outliers import Apart
 from veloxquant.caches.turboquant_sketch import InnerProduct, Sketch
@@ -125,24 +125,26 @@ class _TurboQuant:
 
 @dataclass(frozen=True)
 class TurboQuantMSE(_TurboQuant):
-    """Least mean squared error (algorithm 1)."""
+    """Least mean squared error (algorithm 1), or with the size stretched so that nothing is shrunk: `unbiased`."""
 
     width: int
     bits: int
     seed: int = 0
     outlier_bits: int | None = None
     outlier_channels: int = 0
+    unbiased: bool = False
 
     name: ClassVar[str] = "turboquant_mse"
 
     def __post_init__(self) -> None:
         self._check()
+        flag(self.unbiased, "unbiased")
 
     def _stage(self, width: int, bits: int) -> Stage:
-        return MeanSquare(width, bits, self.seed)
+        return MeanSquare(width, bits, self.seed, self.unbiased)
 
     def _loud(self, bits: int) -> Stage:
-        return MeanSquare(self.outlier_channels, bits, self._loud_seed)
+        return MeanSquare(self.outlier_channels, bits, self._loud_seed, self.unbiased)
 
 
 @dataclass(frozen=True)
