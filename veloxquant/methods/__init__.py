@@ -2,6 +2,7 @@
 
 import pluggy
 
+from veloxquant.errors import MethodRefused
 from veloxquant.methods.method import LayerPlace, LayerSpec, Method, Param, Parameter, QualityPrior, Variant
 from veloxquant.profiles.calibration import Calibration, LayerSensitivity
 from veloxquant.profiles.model import CachePart
@@ -15,6 +16,7 @@ __all__ = [
     "LayerSensitivity",
     "LayerSpec",
     "Method",
+    "MethodRefused",
     "Param",
     "Parameter",
     "QualityPrior",

@@ -92,6 +92,7 @@ def _bytes(plan: Plan, one: Candidate) -> list[str]:
 
 def _term(term: MemoryTerm) -> str:
     layers = _many(term.layers, "layer")
+    own = "".join(f", {name} {value}" for name, value in term.params.items())
     if term.kind == "state":
         return f"{layers} {_X} {format_size(term.fixed_bytes)} of state = {format_size(term.bytes)}"
     if term.key_width == term.value_width and term.key_bits == term.value_bits:
@@ -100,7 +101,7 @@ def _term(term: MemoryTerm) -> str:
         keys, values = f"{term.key_width} {_X} {term.key_bits:g}", f"{term.value_width} {_X} {term.value_bits:g}"
         numbers = f"({keys} (K) + {values} (V)) bits"
     fixed = f" + {layers} {_X} {format_size(term.fixed_bytes)} fixed" if term.fixed_bytes else ""
-    what = "packed" if term.packed else term.kind
+    what = f"packed{own}" if term.packed else term.kind
     one_layer = f"{_many(term.heads, 'head')} {_X} {numbers} {_X} {term.slots:,} slots / 8"
     return f"{layers} {_X} {one_layer}{fixed} = {format_size(term.bytes)} ({what})"
 
