@@ -127,9 +127,9 @@ class Method:
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
         """Most temporary bytes of one layer's attention for one sequence.
 
-        `queries` tokens attend to `slots` others, all that came before; bounded memory holds fewer of them. Unpacked blocks or float copies that are gone after the call,
-        and blocks of scores where `fused_attention` says that no whole score matrix is made. 0 for kernels that read
-        what is stored.
+        `queries` tokens attend to `slots` others, all that came before; bounded memory holds fewer of them. Unpacked
+        blocks or float copies that are gone after the call, and blocks of scores where `fused_attention` says that no
+        whole score matrix is made. 0 for kernels that read what is stored.
         """
         return 0
 
