@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from dataclasses import replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,8 @@ def test_groups_kept_up_to_date_equal_groups_made_new(steps: list[tuple[Benchmar
             frozen, then = groups.frozen(), dict(now)
     assert flat(groups) == flat(RecordGroups(now.values()))
     assert flat(frozen) == flat(RecordGroups(then.values()))
+    for held, records in ((groups, now), (frozen, then)):
+        assert held.labels == Counter(record.method for record in records.values())
 
 
 def flat(groups: RecordGroups) -> dict[Any, list[BenchmarkRecord]]:

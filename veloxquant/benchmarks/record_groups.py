@@ -12,6 +12,7 @@ scored but the context, and the patch of a version. `nearest` walks the levels f
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,10 +78,13 @@ class RecordGroups:
 
     def __init__(self, records: Iterable[BenchmarkRecord] = ()) -> None:
         self.table: dict[_Key, Run] = {}
+        self.labels: dict[str, int] = {}
+        """How many records each label has; another mapping after each change."""
         self._entries: dict[str, Entry] = {}
         """(context, minus the time, id, record, paths) of each record, as they were when it came."""
         gathered: dict[Path, list[Entry]] = {}
         shared: dict[tuple[Any, ...], tuple[Path, ...]] = {}
+        labels: Counter[str] = Counter()
         for record in records:
             own = own_likeness(record)
             machine = record.chip, record.mlx_version, record.sequences
@@ -88,10 +92,11 @@ class RecordGroups:
             paths = shared.get(parts)
             if paths is None:
                 paths = shared[parts] = _paths(record, own)
+            labels[paths[0].label] += 1
             self._entries[record.id] = entry = _entry(record, paths)
             for path in paths:
                 gathered.setdefault(path, []).append(entry)
-        self.table = _table(gathered)
+        self.table, self.labels = _table(gathered), dict(labels)
 
     def change(self, before: BenchmarkRecord | None, after: BenchmarkRecord | None) -> None:
         """Take `before` out and put `after` in; who reads meanwhile sees one of them or both."""
@@ -99,17 +104,20 @@ class RecordGroups:
         new = None if after is None else _entry(after, _paths(after, own_likeness(after)))
         if new is not None:
             self._entries[new[2]] = new
+            self.labels = _counted(self.labels, new[4][0].label, 1)
         come, gone = (() if entry is None else entry[4] for entry in (new, old))
         for path in come:
             self._edit(path, old if path in gone else None, new)
         for path in gone:
             if path not in come:
                 self._edit(path, old, None)
+        if old is not None:
+            self.labels = _counted(self.labels, old[4][0].label, -1)
 
     def frozen(self) -> RecordGroups:
         """What is here now, for reading only."""
         made = RecordGroups()
-        made.table = dict(self.table)
+        made.table, made.labels = dict(self.table), self.labels
         return made
 
     def matches(self, label: str, model: ModelProfile, query: BenchmarkMatchQuery, threshold: float) -> list[Scored]:

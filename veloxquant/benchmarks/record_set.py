@@ -44,6 +44,8 @@ class RecordSet:
         self, label: str, model: ModelProfile, workload: WorkloadProfile, hardware: HardwareProfile
     ) -> Sequence[Scored]:
         """Records of this variant label that clear the threshold, best first, each with its match score 0..1."""
+        if label not in self._groups.labels:  # most of what is on offer was never measured, and a plan asks for all
+            return ()
         return tuple(self._groups.matches(label, model, query(label, model, workload, hardware), self.threshold))
 
     def at_any_length(self, label: str, model: ModelProfile, hardware: HardwareProfile) -> Sequence[Scored]:
@@ -51,6 +53,8 @@ class RecordSet:
 
         For what neither of them changes: how many bytes a token takes.
         """
+        if label not in self._groups.labels:
+            return ()
         asked = query(label, model, WorkloadProfile(), hardware)
         anywhere = replace(asked, context_length=UNSTATED, batch_size=UNSTATED)
         return tuple(self._groups.of_model(label, model, anywhere, self.threshold))
