@@ -76,9 +76,10 @@ _PAIR_SPREAD = 1.12
 
 _PAIR_SOURCE = "the keys' share of one format and the values' of the other, simulated on SmolLM2-135M; each by: "
 
-_SCORE_ARRAYS, _STEP_ARRAYS, _SUM_ARRAYS, _PACKING_ARRAYS = 11, 6, 4, 4
-"""float32 arrays of each kind that are there at once, in prefill, in a step, for sums and while packing: at most."""
-_BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 2**19
+_SCORE_ARRAYS, _STEP_ARRAYS, _SUM_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 11, 6, 4, 4, 4
+"""float32 arrays of each kind that are there at once: scores in prefill and in a step, sums, blocks that are unpacked
+for many query rows, and pieces being packed. At most, counted over head counts, widths and bits."""
+_BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _MANY_ROWS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 32, 2**19
 """As in veloxquant.caches.attention and packed."""
 _MOST_QUERY_HEADS = 128
 """Of published models whose K and V grow plainly (Llama-3.1-405B)."""
@@ -168,16 +169,17 @@ class Affine(Method):
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
         """An upper bound of the temporary arrays of attention and of packing, which never overlap.
 
-        One query takes all tokens at once, several work in blocks (veloxquant.caches.attention). How many query heads
-        there are is not known here: at most 128.
+        One query takes all tokens at once, unless many heads share its keys; several work in blocks
+        (veloxquant.caches.attention). How many query heads there are is not known here: at most 128.
         """
         width = max(part.key_width, part.value_width)
         numbers = part.heads * width
         piece = min(max(_ENCODE_NUMBERS, numbers), numbers * queries)
         row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
         packing = 4 * _PACKING_ARRAYS * piece + 2 * math.ceil(part.heads * queries * row_bits / 8)
-        one = queries == 1
-        return max(packing, _step(_chosen(variant), part, slots) if one else _attending(numbers, queries, slots))
+        at_once = _step(_chosen(variant), part, slots) if queries == 1 else 0
+        in_blocks = queries > 1 or _MOST_QUERY_HEADS // part.heads >= _MANY_ROWS
+        return max(packing, at_once, _attending(numbers, queries, slots) if in_blocks else 0)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
@@ -234,13 +236,14 @@ def _step(chosen: _Set, part: CachePart, slots: int) -> int:
 
 
 def _attending(numbers: int, queries: int, slots: int) -> int:
-    """Bytes of scores and sums of blocks, and of scales that are widened; `numbers` of a token of all heads."""
+    """Bytes of scores, sums and unpacked numbers of blocks; `numbers` are those of a token of all heads."""
     block = max(1, min(_BLOCK_TOKENS, _BLOCK_NUMBERS // numbers))
     most_rows = min(_TILE_ROWS, _MOST_QUERY_HEADS * queries)
     tokens = block * -(-slots // block)
     scores = min(_BLOCK_NUMBERS, most_rows * tokens)
     sums = min(_BLOCK_NUMBERS, most_rows * numbers * -(-tokens // block))
-    return 4 * (_SCORE_ARRAYS * scores + _SUM_ARRAYS * sums + min(_BLOCK_NUMBERS, numbers * tokens) // 4)
+    unpacked = min(_BLOCK_NUMBERS, numbers * tokens)
+    return 4 * (_SCORE_ARRAYS * scores + _SUM_ARRAYS * sums + _UNPACKED_ARRAYS * unpacked)
 
 
 def _side(bits: int, group: int) -> QualityPrior:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import base
 
-from veloxquant.caches import attention
+from veloxquant.caches import affine_codec, attention
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.attention import Packed, attend, install, uninstall
 from veloxquant.caches.float_codec import FloatCodec
@@ -106,6 +106,22 @@ def test_one_query_over_what_products_read_is_one_product_each(tokens: int, kind
     assert furthest(found, expected) < 1e-5
     assert mx.array_equal(attend(q, keys, values, SCALE, mask), found)
     assert furthest(attend(q.astype(mx.float16), keys, values, SCALE, mask), expected) < 2e-2
+
+
+def test_where_many_heads_share_keys_a_query_works_in_blocks() -> None:
+    """64 query heads over one KV head and 20,000 tokens: what is unpacked of 10 MiB stays below 40 MiB in all."""
+    assert attention.MANY_ROWS == affine_codec.MANY_ROWS
+    q, k, v = (x[:1] for x in arrays(64, 1, 1, 20_000))
+    codec = AffineCodec(WIDTH, 4, 32)
+    keys, values = coded(codec, k, 20_000), coded(codec, v, 20_000)
+    full = [codec.decode(each.stored, (), mx.float32) for each in (keys, values)]
+    mx.eval(q, keys.stored, values.stored, full)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    found = attend(q, keys, values, SCALE)
+    mx.eval(found)
+    assert mx.get_peak_memory() - before < 40 * 2**20
+    assert furthest(found, mx.fast.scaled_dot_product_attention(q, *full, scale=SCALE)) < 1e-5
 
 
 def test_one_query_costs_the_same_calls_over_many_tokens_as_over_few() -> None:

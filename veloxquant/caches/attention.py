@@ -42,6 +42,10 @@ With 32 query heads over 8 KV heads of width 128 a prefill works on 256 x 256 to
 ones. MLX has some ten temporary arrays of this size in flight. Larger ones were no faster on the CPU backend.
 """
 
+MANY_ROWS = 32
+"""Query heads of one KV head from which native codecs unpack what is stored: then a single query token works in blocks
+too (`affine_codec.MANY_ROWS` is the same)."""
+
 
 class Packed:
     """Keys or values of one layer as a model's code passes them from the cache to attention. Not an array.
@@ -92,7 +96,7 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
     groups = keys.stored[0].shape[1]
     masking = mask if isinstance(mask, Mask) else Mask(mask, queries.shape, groups, keys.tokens)
     _, heads, count, _ = queries.shape
-    if count == 1 and _is_read(keys) and _is_read(values):
+    if count == 1 and heads // groups < MANY_ROWS and _is_read(keys) and _is_read(values):
         return _attend_whole(queries, keys, values, scale, masking)
     size = Blocks.of(masking.groups, keys.codec, values.codec).tile_tokens(heads, count)
     if size == count:
