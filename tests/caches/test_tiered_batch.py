@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import llama
 from mlx_lm.models.cache import BatchKVCache, KVCache, save_prompt_cache
+from veloxquant_plugins.kivi import Kivi
 
 from veloxquant.caches.codecs import make
 from veloxquant.caches.held import arrays, held_bytes
@@ -23,6 +24,9 @@ from veloxquant.caches.per_channel import PerChannelCodec
 from veloxquant.caches.tiered import TieredKVCache
 from veloxquant.caches.tiered_batch import BatchTieredKVCache
 from veloxquant.errors import MethodRefused
+from veloxquant.methods import LayerSpec
+from veloxquant.methods.checks import sample_part
+from veloxquant.methods.worker import declared_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -323,6 +327,22 @@ def test_bytes_are_those_of_the_arithmetic() -> None:
     packed = (141 - 4 - 32) // 32 * 32
     bits = (4 + 64 / 32) + (3 + 64 / 32)  # a float32 scale and bias for 32 numbers
     assert twin.nbytes == 2 * (2 * WIDTH * (packed * bits / 8 + 2 * 4 * (4 + 64)))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_bytes_are_what_the_method_plans(dtype: Any) -> None:
+    """Every variant of kivi, merged at 1, 3 and 131 tokens and after a step, which completes a group of the longest."""
+    part = sample_part(64, dtype.size, heads=2)
+    for variant in Kivi().variants():
+        singles = [Kivi().build(LayerSpec(index=0, part=part), variant) for _ in range(3)]
+        for cache, tokens in zip(singles, (1, 3, 131), strict=True):
+            new = mx.zeros((1, 2, tokens, 64), dtype)
+            cache.update_and_fetch(new, new)
+        twin = TieredKVCache.merge(singles)
+        for longest in (131, 132):
+            assert twin.nbytes == held_bytes(twin) == 3 * declared_bytes(Kivi(), variant, part, [(longest, 1)])
+            new = mx.zeros((3, 2, 1, 64), dtype)
+            twin.update_and_fetch(new, new)
 
 
 # A model, mlx-lm's own BatchGenerator.
