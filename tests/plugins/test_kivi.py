@@ -106,7 +106,7 @@ def test_values_take_the_widest_group_that_fits() -> None:
         ({}, (64, 80), "width_not_divisible", "groups of 32, 64 or 128 do not divide the value width 80"),
         ({}, (112, 112), "width_not_divisible", "the value width 112"),
         ({"recent_bits": 8}, (80, 64), "width_not_divisible", "the key width 80"),
-        ({"recent": 32}, (64, 64), "not_supported_by_engine", "32 recent tokens are no whole groups of 64"),
+        ({"recent": 40}, (64, 64), "not_supported_by_engine", "40 recent tokens are no multiple of 32"),
         ({}, (64, 0), "not_supported_by_engine", "no values of their own"),
     ],
 )

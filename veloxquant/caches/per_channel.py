@@ -78,9 +78,13 @@ class PerChannelCodec:
         """Queries in float32."""
         return queries.astype(mx.float32)
 
+    def grouped_scores(self, ready: Any, stored: Arrays) -> Any:
+        """Products in float32 as the kernel leaves them, (..., slots, n, tokens of a slot): nothing is moved."""
+        return self._product(ready[..., None, :, :], stored, transpose=False)
+
     def scores(self, ready: Any, stored: Arrays, fixed: Arrays) -> Any:
         """Products in float32, (..., n, tokens)."""
-        apart = self._product(ready[..., None, :, :], stored, transpose=False).swapaxes(-3, -2)
+        apart = self.grouped_scores(ready, stored).swapaxes(-3, -2)
         return apart.reshape(*apart.shape[:-2], -1)
 
     def mix(self, weights: Any, stored: Arrays, fixed: Arrays) -> Any:

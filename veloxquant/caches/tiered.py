@@ -45,7 +45,7 @@ GROUP = 64
 class TieredKVCache:
     """K and V of one layer in three tiers. Raises EngineUnavailable where mlx-lm cannot serve it.
 
-    `sinks` and `recent` are tokens, `recent` a multiple of the group; the recent codecs, one slot a token, are floats
+    `sinks` and `recent` are tokens, `recent` a multiple of 32; the recent codecs, one slot a token, are floats
     in the model's format where they are not given; `step` is tokens that packed buffers grow by, whole groups.
     """
 

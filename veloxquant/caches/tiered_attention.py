@@ -22,7 +22,7 @@ from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.tiered_sight import Hiding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from veloxquant.caches.codec import Arrays, Codec
     from veloxquant.caches.tiered_sight import Sight
@@ -32,6 +32,8 @@ TILE_ROWS = 2**12
 """Query heads x query tokens that are taken at a time."""
 BLOCK_NUMBERS = 2**20
 """Most scores of one sequence at a time: 4 MiB in float32, of which MLX has some twenty in flight."""
+FOLD = 32
+"""Divides every group."""
 _ALL = 2**30
 """More tokens than there are."""
 
@@ -111,10 +113,16 @@ class _Tile:
             return
         ready = keys.codec.ready(flat, keys.fixed)
         for span in _spans(0, end, self._step(flat, keys.codec, values.codec)):
-            scores = keys.codec.scores(ready, self.running.after(keys.block(*span)), keys.fixed)
-            scores = self.hiding.packed(scores.astype(mx.float32), self.rows, span)
-            weights = self.running.weigh(scores)
-            stored = _after(values.block(*span), weights, values.codec)
+            stored = self.running.after(keys.block(*span))
+            grouped = None if self.hiding.hides_packed(self.rows, span) else _grouped(keys.codec)
+            if grouped is None:
+                scores = keys.codec.scores(ready, stored, keys.fixed).astype(mx.float32)
+                weights = self.running.weigh(self.hiding.packed(scores, self.rows, span))
+            else:
+                weights = self.running.weigh_grouped(grouped(ready, stored))
+            stored = values.block(*span)
+            if not self._at_once(keys.codec, values.codec):
+                stored = tuple(mx.depends(list(stored), [weights]))
             self.running.add(values.codec.mix(weights, stored, values.fixed))
         self.running.mixed = values.codec.settle(self.running.mixed, values.fixed).astype(mx.float32)
 
@@ -147,11 +155,15 @@ class _Tile:
 
     def _step(self, flat: Any, *codecs: Codec) -> int:
         """Tokens taken at a time: all for one query where nothing is unpacked, else what keeps blocks small."""
-        if self.queries.shape[2] == 1 and all(_is_native(codec) for codec in codecs):
+        if self._at_once(*codecs):
             return _ALL
         _, groups, rows, _ = flat.shape
         numbers: int = groups * max(rows, *(codec.space for codec in codecs))
         return max(1, BLOCK_NUMBERS // numbers // BLOCK_TOKENS) * BLOCK_TOKENS
+
+    def _at_once(self, *codecs: Codec) -> bool:
+        """Whether nothing is unpacked: then what is packed need not wait, and there may be any amount of it."""
+        return self.queries.shape[2] == 1 and all(_is_native(codec) for codec in codecs)
 
 
 class _Stretch(NamedTuple):
@@ -190,14 +202,25 @@ class _Running:
 
     def weigh(self, scores: Any) -> Any:
         """Weights of scores (rows, KV heads, query rows, columns), hidden ones at -inf; `add` must follow."""
+        self._raise(_folded(scores).max(axis=-2).max(axis=-1, keepdims=True))
+        return self._weighed(scores - self.top)
+
+    def weigh_grouped(self, scores: Any) -> Any:
+        """The same of scores (rows, KV heads, slots, query rows, tokens of a slot), of which none is hidden."""
+        self._raise(scores.max(axis=-1).max(axis=2)[..., None])
+        below = scores.swapaxes(2, 3) - self.top[..., None]  # a subtraction that also brings tokens together
+        return self._weighed(below.reshape(*below.shape[:3], -1))
+
+    def _raise(self, top: Any) -> None:
         # Of a finite least, so that nothing but -inf gives zeros and not NaN.
-        before = mx.finfo(mx.float32).min if self.top is None else self.top
-        top = mx.maximum(scores.max(axis=-1, keepdims=True), before)
-        weights = mx.power(2.0, scores - top)
-        total = weights.sum(axis=-1, keepdims=True)
-        self._kept = None if self.top is None else mx.power(2.0, self.top - top)
+        before, least = self.top, mx.finfo(mx.float32).min
+        self.top = mx.maximum(top, least if before is None else before)
+        self._kept = None if before is None else mx.power(2.0, before - self.top)
+
+    def _weighed(self, below: Any) -> Any:
+        weights = mx.power(2.0, below)
+        total = _folded(weights).sum(axis=-2).sum(axis=-1, keepdims=True)
         self.total = total if self._kept is None else total + self.total * self._kept
-        self.top = top
         return weights
 
     def add(self, mixed: Any) -> None:
@@ -210,6 +233,17 @@ class _Running:
         return self.mixed / mx.maximum(self.total, mx.finfo(mx.float32).smallest_normal)
 
 
+def _folded(x: Any) -> Any:
+    """The last axis as rows of a sum or a maximum down columns, which MLX vectorizes."""
+    return x.reshape(*x.shape[:-1], FOLD if x.shape[-1] % FOLD == 0 else 1, -1)
+
+
+def _grouped(codec: Codec) -> Callable[[Any, Arrays], Any] | None:
+    """A codec's scores as its kernel leaves them, where it has such; a codec that turns vectors has its inner one's."""
+    found: Callable[[Any, Arrays], Any] | None = getattr(getattr(codec, "inner", codec), "grouped_scores", None)
+    return found
+
+
 def _joined(scores: Sequence[Any]) -> Any:
     return scores[0] if len(scores) == 1 else mx.concatenate(list(scores), axis=-1)
 
@@ -217,11 +251,6 @@ def _joined(scores: Sequence[Any]) -> Any:
 def _spans(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
     for first in range(start, end, step):
         yield first, min(first + step, end)
-
-
-def _after(stored: Arrays, weights: Any, codec: Codec) -> Arrays:
-    """What is unpacked waits until the keys' share is done."""
-    return stored if _is_native(codec) else tuple(mx.depends(list(stored), [weights]))
 
 
 def _is_native(codec: Codec) -> bool:

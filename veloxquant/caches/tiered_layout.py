@@ -15,6 +15,8 @@ from typing import NamedTuple
 from veloxquant.errors import InvalidParams
 
 _MOST = 2**20
+UNIT = 32
+"""Recent tokens are a multiple of it: the least group."""
 
 
 class Layout(NamedTuple):
@@ -30,7 +32,7 @@ class Layout(NamedTuple):
     def checked(cls, sinks: int, recent: int, group: int, step: int | None) -> Layout:
         """Raises InvalidParams for sizes that are none, or no whole groups."""
         step = group if step is None else step
-        for name, value, unit in (("sinks", sinks, 1), ("recent", recent, group), ("step", step, group)):
+        for name, value, unit in (("sinks", sinks, 1), ("recent", recent, UNIT), ("step", step, group)):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST or value % unit:
                 wanted = f"a multiple of {unit}" if unit > 1 else "a whole number"
                 message = f"{name} must be {wanted} from 0 to {_MOST}, not {value!r}"

@@ -68,15 +68,15 @@ class Part:
             self.sinks[0][:, :, before : before + early] = x[:, :, :early]
         new = self.recent_codec.encode(x[:, :, early:], self.recent_fixed) if early < tokens else ()
         at = max(0, before - layout.sinks)
+        start, end = layout.packed(before), layout.packed(before + tokens)
         if tokens == 1:
             self._write_ring(new, at, layout)
-            columns, first = self.recent, layout.packed(before) % layout.ring
+            columns, due = self.recent, layout.slots(start, end)
         else:
-            columns, first = self._columns(new, at, before, layout), 0
+            columns, due = self._columns(new, at, before, layout), [(0, end - start)]
             self._write_ring(new, at, layout)
-        start, end = layout.packed(before), layout.packed(before + tokens)
         if start < end:
-            coded = self._coded(tuple(array[:, :, first : first + end - start] for array in columns), x.dtype)
+            coded = self._coded(_runs(columns, due), x.dtype)
             room = layout.capacity(before + tokens) // self.codec.tokens
             self.packed = stored(self.packed, coded, start // self.codec.tokens, room)
         return tuple(columns)
@@ -88,12 +88,12 @@ class Part:
 
     def _columns(self, new: Arrays, at: int, before: int, layout: Layout) -> list[Any]:
         """What is in the ring and not packed, in order, then the new tokens: the first is `at` after the sinks."""
-        runs = layout.slots(layout.packed(before), at)
-        pieces = [tuple(array[:, :, first:stop] for array in self.recent) for first, stop in runs]
-        pieces = [*pieces, new] if new else pieces
-        if not pieces:
-            return [array[:, :, :0] for array in self.recent]
-        return [mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True)]
+        held = _runs(self.recent, layout.slots(layout.packed(before), at) or [(0, 0)])
+        if not new:
+            return list(held)
+        return [
+            mx.concatenate([old, more], axis=2) if old.shape[2] else more for old, more in zip(held, new, strict=True)
+        ]
 
     def _write_ring(self, new: Arrays, at: int, layout: Layout) -> None:
         """Tokens `at`, at + 1, ... after the sinks; of more than the ring has slots, the last."""
@@ -135,3 +135,9 @@ def stored(buffers: Sequence[Any], coded: Arrays, start: int, room: int) -> list
         shape = piece[-1].shape
         piece.extend([mx.zeros((*shape[:2], slack, *shape[3:]), dtype=piece[-1].dtype)] if slack else [])
     return [piece[0] if len(piece) == 1 else mx.concatenate(piece, axis=2) for piece in pieces]
+
+
+def _runs(arrays: Sequence[Any], runs: Sequence[tuple[int, int]]) -> Arrays:
+    """Some slots of each array, joined."""
+    cut = [[array[:, :, first:stop] for first, stop in runs] for array in arrays]
+    return tuple(pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2) for pieces in cut)

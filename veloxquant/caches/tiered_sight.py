@@ -109,6 +109,10 @@ class Hiding:
         self.causal = isinstance(mask, str)
         self._array = None if mask is None or self.causal else _grouped(mask, queries, groups, sight.longest)
 
+    def hides_packed(self, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
+        """Whether anything of these packed tokens is hidden from, or changed for, some query."""
+        return self._array is not None or self.sight.boundaries(*rows)[0] < columns[1]
+
     def packed(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
         """Scores (rows, KV heads, queries a KV head x n, columns) with what is hidden at -inf, for packed tokens.
 
