@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import quality_peer
 import quality_plot
 import smollm2
 import teacher_forced
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from veloxquant import KVCacheBuilder
-from veloxquant.errors import VeloxError
 from veloxquant.methods.registry import load
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def main() -> int:
         began = time.monotonic()
         try:
             found = teacher_forced.compare(model, text, known, label, caches)
-        except (VeloxError, ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 -- the next candidate is none the worse for this one
             print(f"{label}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         rows.append(found.row())
@@ -82,7 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="its unpacked folder, in the place of the wheel")
     parser.add_argument("--cache", type=Path, required=True, help="folder for the unpacked model and the reference")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--only", nargs="*", help="labels or methods; `engine` is mlx-lm's own cache")
+    parser.add_argument("--only", nargs="*", help="labels or methods; also engine, veloxquant-mlx")
     parser.add_argument("--with", dest="more", nargs="+", action="append", default=[], help="METHOD name=value ...")
     parser.add_argument("--products", choices=("native", "dequantized"), default="native")
     parser.add_argument("--json", type=Path)
@@ -97,6 +97,9 @@ def _candidates(model: Any, asked: argparse.Namespace) -> Iterator[Candidate]:
     for method, variant in loaded.variants:
         if method.name != "fp16" and _wanted(asked.only, variant.label, method.name):
             yield _ours(model, method.name, variant.params, variant.label)
+    if quality_peer.installed():
+        theirs = quality_peer.candidates(model, model.args.head_dim or 64)
+        yield from ((label, caches) for label, caches in theirs if _wanted(asked.only, label, "veloxquant-mlx"))
     for name, *given in asked.more:
         values = dict(_value(one) for one in given)
         yield _ours(model, name, values, " ".join([name, *given]))
