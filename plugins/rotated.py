@@ -9,6 +9,10 @@ errors vanish where attention averages and shrinking does not.
 groups of G tokens with a scale and a bias, and values token by token with one scale a group. With S sinks, R recent
 tokens, of L tokens G x max(0, (L - S - R) // G) are packed, and S + R + G slots are held besides, whatever L is.
 
+Recent tokens of 8 bits save 0.23 bits a number at 4,096 tokens, and cost next to nothing. But float noise, which differs
+with how a prompt is cut, flips one of their many levels now and then, so that a prompt in other chunks moves the logits
+by some 3 % of what the method itself does, ten times as much as with recent tokens in the model's format.
+
 `rotated_token` packs each token by itself from the first on, so that its caches can be rewound. Keys and values then
 have one scale a group along the width.
 
@@ -74,7 +78,7 @@ class _Set(NamedTuple):
     group: int = 64
     sinks: int = 4
     recent: int = 64
-    recent_bits: int = 8
+    recent_bits: int = 16
     seed: int = 0
 
 
@@ -83,10 +87,10 @@ class Rotated(Method):
 
     name = "rotated"
     version = "1"
-    summary = "Hadamard-rotated per-channel keys and per-token values on MLX's own kernels, recent tokens in 8 bits"
+    summary = "Hadamard-rotated per-channel keys and per-token values on MLX's own kernels, recent tokens kept"
     paper = "2404.00456"
     idea = "A rotation spreads loud channels over all, so that a few unbiased levels fit every number."
-    keeps = "The first tokens in the model's format; the most recent ones in 8 bits, or in the model's format."
+    keeps = "The first tokens and the most recent ones, in the model's format (or the recent ones in 8 bits)."
     batchable = True
     trimmable = False
     fused_attention = True
@@ -113,7 +117,7 @@ class Rotated(Method):
             *_shared_parameters("tokens of a group of keys; values have the widest group along the width up to it"),
             Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
             Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
-            Parameter(name="recent_bits", kind="int", default=8, choices=(8, 16), help="16: the model's own format"),
+            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
         ]
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
