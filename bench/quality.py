@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import msgspec
 import quality_peer
 import quality_plot
 import smollm2
@@ -31,6 +32,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from veloxquant import KVCacheBuilder
 from veloxquant.methods.registry import load
+from veloxquant.profiles import Calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--only", nargs="*", help="labels or methods; also engine, veloxquant-mlx")
     parser.add_argument("--with", dest="more", nargs="+", action="append", default=[], help="METHOD name=value ...")
+    parser.add_argument("--calibration", type=Path, help="of this model, as `veloxquantctl sensitivity` stores it")
     parser.add_argument("--products", choices=("native", "dequantized"), default="native")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="an SVG file; needs matplotlib")
@@ -93,16 +96,16 @@ def _arguments() -> argparse.Namespace:
 
 def _candidates(model: Any, asked: argparse.Namespace) -> Iterator[Candidate]:
     yield from ((label, caches) for label, caches in _engine(model) if _wanted(asked.only, label, "engine"))
-    loaded = load()
+    loaded, calibration = load(), _calibration(asked.calibration)
     for method, variant in loaded.variants:
         if method.name != "fp16" and _wanted(asked.only, variant.label, method.name):
-            yield _ours(model, method.name, variant.params, variant.label)
+            yield _ours(model, method.name, variant.params, variant.label, calibration)
     if quality_peer.installed():
         theirs = quality_peer.candidates(model, model.args.head_dim or 64)
         yield from ((label, caches) for label, caches in theirs if _wanted(asked.only, label, "veloxquant-mlx"))
     for name, *given in asked.more:
         values = dict(_value(one) for one in given)
-        yield _ours(model, name, values, " ".join([name, *given]))
+        yield _ours(model, name, values, " ".join([name, *given]), calibration)
 
 
 def _engine(model: Any) -> Iterator[Candidate]:
@@ -125,11 +128,15 @@ class _Half(KVCache):  # type: ignore[misc]
         return keys.astype(mx.float32), values.astype(mx.float32)
 
 
-def _ours(model: Any, method: str, params: Any, label: str) -> Candidate:
+def _calibration(path: Path | None) -> Calibration | None:
+    return None if path is None else msgspec.json.decode(path.read_bytes(), type=Calibration)
+
+
+def _ours(model: Any, method: str, params: Any, label: str, calibration: Calibration | None) -> Candidate:
     builder = KVCacheBuilder().with_method(method)
     for name, value in params.items():
         builder.with_parameter(name, value)
-    return label, lambda: KVCacheBuilder.for_model(model, builder.config())
+    return label, lambda: KVCacheBuilder.for_model(model, builder.config(), calibration=calibration)
 
 
 def _wanted(only: list[str] | None, label: str, method: str) -> bool:
