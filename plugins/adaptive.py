@@ -2,24 +2,27 @@
 
 A calibration says what it costs, in KL, to keep a class of a layer's key channels or one head's values in 2, 3, ... 8
 bits (`veloxquantctl sensitivity`), and in what order the channels of each head matter. Bits are dealt out one step at a
-time, each to whatever lowers the divergence most for its bytes, until the budget is spent: reverse water-filling on
-measured curves, made convex so that the order of steps does not matter (Shoham and Gersho, IEEE Trans. ASSP 36, 1988).
+time, each to whatever lowers the divergence most for its bytes, until the budget is spent (veloxquant.methods.dealing).
 
-Keys are packed channel by channel in groups along tokens (KIVI, arXiv 2402.02750) in their classes, values token by
-token behind a Hadamard rotation (QuaRot, 2404.00456), both with refitted codes; the first tokens stay in the model's
-format (2309.17453) and the recent ones in 8 bits. Each cache holds the order of its channels, a byte each.
+Keys are packed channel by channel in groups along tokens (KIVI, arXiv 2402.02750) in their classes, with refitted
+levels; values token by token behind a Hadamard rotation (QuaRot, 2404.00456), with one scale a group and unbiased
+levels (EDEN, 2108.08842). The first tokens stay in the model's format (2309.17453) and the recent ones in 8 bits. Each
+cache holds the order of its channels, a byte each.
 
-`bits` is the budget: mean stored bits a packed number over all packed layers, scales and biases included.
+`bits` is the budget: mean stored bits a packed number over all packed layers, scales and biases included. With S sinks,
+R recent tokens and groups of G, of L tokens G x max(0, (L - S - R) // G) are packed, and S + R + G slots held besides.
 """
 
 from __future__ import annotations
 
 import base64
-import heapq
+import itertools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.errors import MethodRefused
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.dealing import Unit, deal, unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +31,47 @@ if TYPE_CHECKING:
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (64, 32)
-_BUDGETS = (4.0, 3.5, 3.0, 2.75)
+"""Along the width: values and recent tokens have the widest that fits."""
+_BUDGETS = ((4.0, 192), (3.5, 192), (3.0, 128), (2.75, 128))
+"""Bits and recent tokens: where bits are few, more recent tokens would be taken from what is packed, and lose more."""
+_BITS_DEFAULT, _RECENT_DEFAULT, _SINKS_DEFAULT = 3.5, 128, 4
 _MOST_TOKENS = 2**16
-_WIDEST = 256
-"""Key channels of a head, a byte for each."""
+_WIDEST, _WIDEST_VALUE = 256, 2**13
+"""Numbers of a key: a byte tells a channel. Of a value: what is rotated."""
+_MOST_CLASSES = 4
 _RECENT_BITS = 8
+
+_HARD_KL = (
+    (2.375, 0.0862),
+    (2.713, 0.01153),
+    (3.238, 0.00322),
+    (3.758, 0.00156),
+    (4.283, 0.00096),
+    (4.808, 0.00067),
+    (5.333, 0.00054),
+)
+"""Mean KL in nats a token of SmolLM2-135M-Instruct (head width 64, 4,096 tokens) against its float32 cache, by stored
+bits a packed number, with 4 sinks and 128 recent tokens, simulated as this cache works; the first is 2 bits for all."""
+_MORE_RECENT = 1.25
+"""What 64 more recent tokens divide the KL by, up to 256, and 64 fewer multiply it by: 0.00131 with 192 at 3.683 bits
+and 0.00123 with 256 at 3.6, where the table gives 0.0017 and 0.0019."""
+_NO_SINKS = 2.0
+"""No sinks double the KL there; one does as well as four."""
+_MIDDLE, _LOW, _HIGH = 0.44, 0.053, 3.7
+"""Of the hard case, as in plugins/kivi.py: a typical share (Llama-3.2-3B over SmolLM2-135M, the affine format),
+the best one seen (Qwen3.5-35B-A3B), and what a context costs of which recent tokens are a small share."""
+_SOURCE = (
+    "SmolLM2-135M at 4,096 tokens, simulated as this cache works with bits by its own calibration (upper end times 3.7 "
+    "for longer contexts), scaled as the affine format's by Llama-3.2-3B and Qwen3.5-35B-A3B"
+)
+
+_MOST_QUERY_HEADS = 128
+"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
+_BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**21, 2**19
+"""At least those of veloxquant.caches (attention, tiered_attention, tiered_part)."""
+_STEP_ARRAYS, _SCORE_ARRAYS, _UNPACKED_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 8, 16, 8, 4, 24
+"""Arrays of each kind that are there at once, as counted with MLX's allocator on the CPU backend, rounded up."""
+
 _HINT = "calibrate the model: veloxquantctl sensitivity MODEL; a plan uses the result from then on"
 
 
@@ -78,20 +117,27 @@ class Adaptive(Method):
 
     def variants(self) -> Sequence[Variant]:
         """One for each budget worth planning with."""
-        return [Variant(method=self.name, label=f"adaptive-{budget:g}", params={"bits": budget}) for budget in _BUDGETS]
+        return [
+            Variant(method=self.name, label=f"adaptive-{bits:g}", params={"bits": bits, "recent": recent})
+            for bits, recent in _BUDGETS
+        ]
 
     def parameters(self) -> Sequence[Parameter]:
         """The budget, what is kept besides, and what a layer gets of the budget."""
         own = "between commas; a calibration sets them layer by layer"
         recent = "recent tokens that are kept in 8 bits at least, a multiple of the group"
         return [
-            Parameter(name="bits", kind="float", default=3.5, low=2.5, high=9.0, help="stored bits a packed number"),
+            Parameter(
+                name="bits", kind="float", default=_BITS_DEFAULT, low=2.5, high=9.0, help="stored bits a packed number"
+            ),
             Parameter(name="group", kind="int", default=64, choices=(32, 64, 128), help="tokens of a group of keys"),
-            Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
-            Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
+            Parameter(
+                name="sinks", kind="int", default=_SINKS_DEFAULT, low=0, high=_MOST_TOKENS, help="first tokens kept"
+            ),
+            Parameter(name="recent", kind="int", default=_RECENT_DEFAULT, low=0, high=_MOST_TOKENS, help=recent),
             Parameter(name="keys", kind="str", help=f"bits of each class of key channels {own}"),
             Parameter(name="values", kind="str", help=f"bits of each KV head's values {own}"),
-            Parameter(name="order", kind="str", help="key channels of each head, those that matter most first, base64"),
+            Parameter(name="order", kind="str", help="the class of each head's channels, base64"),
         ]
 
     def layer_params(
@@ -108,21 +154,23 @@ class Adaptive(Method):
             list(_units(place.part, chosen, layer, calibration.bits))
             for place, layer in zip(places, layers, strict=True)
         ]
-        dealt = iter(_deal([unit for own in units for unit in own], chosen.bits))
+        dealt = iter(deal([one for own in units for one in own], chosen.bits))
         told: list[dict[str, Param]] = []
         for layer, own in zip(layers, units, strict=True):
             bits = [str(next(dealt)) for _ in own]
             classes = len(layer.key_classes)
             keys, values = ",".join(bits[:classes]), ",".join(bits[classes:])
-            told.append({"keys": keys, "values": values, "order": _written(layer.key_order)})
+            told.append({"keys": keys, "values": values, "order": _written(layer.key_order, classes)})
         return told
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
-        """Any width of V, and of K up to 256; bits and order for as many heads and channels as there are."""
+        """Keys up to a width of 256, values of any; a budget that buys 2 bits; bits for as many heads as there are."""
         chosen = _chosen(variant)
-        for what, width in (("key", part.key_width), ("value", part.value_width)):
+        for what, width, widest in (("key", part.key_width, _WIDEST), ("value", part.value_width, _WIDEST_VALUE)):
             if width <= 0:
                 return "not_supported_by_engine", f"the engine keeps no {what}s of their own here"
+            if width > widest:
+                return "width_not_divisible", f"the {what} width {width} is above {widest}"
         if chosen.keys is not None and part.key_width % len(chosen.keys):
             return "width_not_divisible", f"{len(chosen.keys)} classes do not divide the key width {part.key_width}"
         why = _unfit(chosen, part)
@@ -154,9 +202,17 @@ class Adaptive(Method):
         chosen = _chosen(variant)
         return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
 
+    def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
+        """An upper bound of the temporary arrays of attention and packing, counted with MLX's allocator on the CPU."""
+        chosen = _chosen(variant)
+        return _workspace(part, queries, slots + chosen.recent + chosen.group)
+
     def quality_prior(self, variant: Variant) -> QualityPrior:
-        """A range from a large model to a small one."""
-        raise NotImplementedError
+        """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
+        chosen = _chosen(variant)
+        hard = _hard_kl(chosen.bits) * (1 if chosen.sinks else _NO_SINKS)
+        hard /= _MORE_RECENT ** ((min(chosen.recent, 256) - 128) / 64)
+        return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard * _HIGH, source=_SOURCE)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises MethodRefused where the layer has no bits yet."""
@@ -183,18 +239,6 @@ class Adaptive(Method):
         )
 
 
-class _Unit(NamedTuple):
-    """A class of one layer's key channels, or one head's values: what each step up costs and wins."""
-
-    numbers: float
-    """For each token."""
-    stored: tuple[float, ...]
-    """Bits a number at each step, ascending."""
-    bits: tuple[int, ...]
-    """Code bits at each step."""
-    kl: tuple[float, ...]
-
-
 def _measured(place: LayerPlace, calibration: Calibration) -> LayerSensitivity:
     """The layer's figures. Raises MethodRefused where they are none of this layer's."""
     layer, part = calibration.layer(place.index), place.part
@@ -205,7 +249,7 @@ def _measured(place: LayerPlace, calibration: Calibration) -> LayerSensitivity:
     return layer
 
 
-def _units(part: CachePart, chosen: _Set, layer: LayerSensitivity, bits: Sequence[int]) -> Iterator[_Unit]:
+def _units(part: CachePart, chosen: _Set, layer: LayerSensitivity, bits: Sequence[int]) -> Iterator[Unit]:
     """Classes, then value heads. Raises MethodRefused where no width of codes was measured that can be packed."""
     places = [at for at, each in enumerate(bits) if each in _BITS]
     if not places:
@@ -213,62 +257,18 @@ def _units(part: CachePart, chosen: _Set, layer: LayerSensitivity, bits: Sequenc
     keys, values = _keys(chosen, part), _values(part)
     channels = part.heads * part.key_width / len(layer.key_classes)
     for row in layer.key_classes:
-        yield _convex(keys, channels, [(bits[at], row[at]) for at in places])
+        yield unit(channels, [(bits[at], row[at]) for at in places], keys.stored)
     for row in layer.value:
-        yield _convex(values, part.value_width, [(bits[at], row[at]) for at in places])
-
-
-def _convex(side: _Side, numbers: float, curve: Sequence[tuple[int, float]]) -> _Unit:
-    """The steps of a curve of (bits, KL) that each win less for their bytes than the one before."""
-    hull: list[tuple[int, float]] = []
-    for bits, kl in curve:
-        if hull and kl >= hull[-1][1]:
-            continue  # more bits for nothing: noise
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (bits, kl)):
-            hull.pop()
-        hull.append((bits, kl))
-    steps = tuple(bits for bits, _ in hull)
-    return _Unit(numbers, tuple(side.stored(bits) for bits in steps), steps, tuple(kl for _, kl in hull))
-
-
-def _slope(start: tuple[int, float], end: tuple[int, float]) -> float:
-    return (start[1] - end[1]) / (end[0] - start[0])
-
-
-def _deal(units: Sequence[_Unit], budget: float) -> list[int]:
-    """Code bits of every unit, together at most `budget` stored bits a number. Raises MethodRefused for too little."""
-    total = budget * sum(unit.numbers for unit in units)
-    spent = sum(unit.numbers * unit.stored[0] for unit in units)
-    if spent > total:
-        least = spent / sum(unit.numbers for unit in units)
-        raise MethodRefused(f"a budget of {budget:g} bits a number, and the least is {least:g}", hint="give more bits")
-    steps = [0] * len(units)
-    waiting = [_step(unit, at, 0) for at, unit in enumerate(units) if len(unit.kl) > 1]
-    heapq.heapify(waiting)
-    while waiting:
-        _, at = heapq.heappop(waiting)
-        unit, step = units[at], steps[at]
-        more = unit.numbers * (unit.stored[step + 1] - unit.stored[step])
-        if spent + more > total:
-            continue  # a later step may be smaller
-        spent += more
-        steps[at] = step + 1
-        if step + 2 < len(unit.kl):
-            heapq.heappush(waiting, _step(unit, at, step + 1))
-    return [unit.bits[step] for unit, step in zip(units, steps, strict=True)]
-
-
-def _step(unit: _Unit, at: int, step: int) -> tuple[float, int]:
-    """Sorts first what wins most for its bytes."""
-    more = unit.numbers * (unit.stored[step + 1] - unit.stored[step])
-    return (unit.kl[step + 1] - unit.kl[step]) / more, at
+        yield unit(part.value_width, [(bits[at], row[at]) for at in places], values.stored)
 
 
 def _unfit(chosen: _Set, part: CachePart) -> str | None:
     if chosen.recent % chosen.group:
         return f"{chosen.recent} recent tokens are no whole groups of {chosen.group}"
-    if part.key_width > _WIDEST:
-        return f"the key width {part.key_width} is above {_WIDEST}"
+    if chosen.keys is None and chosen.bits < (least := _least(chosen, part)):
+        return f"a budget of {chosen.bits:g} bits a number, where the least is {least:g}"
+    if chosen.keys is not None and len(chosen.keys) > _MOST_CLASSES:
+        return f"{len(chosen.keys)} classes of channels, where there may be {_MOST_CLASSES}"
     if not {*(chosen.keys or ()), *(chosen.values or ())} <= set(_BITS):
         return f"bits of {chosen.keys} and {chosen.values} are not all of {_BITS}"
     if chosen.values is not None and len(chosen.values) != part.heads:
@@ -276,13 +276,20 @@ def _unfit(chosen: _Set, part: CachePart) -> str | None:
     return None
 
 
+def _least(chosen: _Set, part: CachePart) -> float:
+    """Stored bits a number with 2 bits for all."""
+    keys, values = _keys(chosen, part), _values(part)
+    bits = keys.stored(_BITS[0]) * keys.width + values.stored(_BITS[0]) * values.width
+    return bits / (keys.width + values.width)
+
+
 def _chosen(variant: Variant) -> _Set:
     given = variant.params
     return _Set(
-        bits=float(given.get("bits") or 3.5),
+        bits=float(given.get("bits") or _BITS_DEFAULT),
         group=int(given.get("group") or 64),
-        sinks=int(given["sinks"]) if given.get("sinks") is not None else 4,
-        recent=int(given["recent"]) if given.get("recent") is not None else 64,
+        sinks=int(given["sinks"]) if given.get("sinks") is not None else _SINKS_DEFAULT,
+        recent=int(given["recent"]) if given.get("recent") is not None else _RECENT_DEFAULT,
         keys=_each(given.get("keys")),
         values=_each(given.get("values")),
         order=str(given.get("order") or ""),
@@ -301,7 +308,7 @@ def _keys(chosen: _Set, part: CachePart) -> _Side:
 
 def _values(part: CachePart) -> _Side:
     packed = _packed_width(part.value_width)
-    return _Side(part.value_width, packed, 2 * 8 * part.value_itemsize / _fitting(packed))
+    return _Side(part.value_width, packed, 8 * part.value_itemsize / _fitting(packed))
 
 
 def _mean(bits: tuple[int, ...] | None, side: _Side, budget: float) -> float:
@@ -320,18 +327,53 @@ def _fitting(width: int) -> int:
 def _by_head(width: int, bits: tuple[int, ...]) -> Any:
     """A rotated codec for each width of codes that some head has."""
     from veloxquant.caches.by_head import ByHeadCodec
-    from veloxquant.caches.refit import RefitAffineCodec
     from veloxquant.caches.rotated import RotatedCodec
+    from veloxquant.caches.symmetric import SymmetricCodec
 
     kinds, packed = sorted(set(bits)), _packed_width(width)
     group = _fitting(packed)
-    codecs = tuple(RotatedCodec(width, RefitAffineCodec(packed, one, group, unbiased=True)) for one in kinds)
+    codecs = tuple(RotatedCodec(width, SymmetricCodec(packed, one, group)) for one in kinds)
     return codecs[0] if len(kinds) == 1 else ByHeadCodec(codecs, tuple(kinds.index(one) for one in bits))
 
 
-def _written(order: Sequence[Sequence[int]]) -> str:
+def _written(order: Sequence[Sequence[int]], classes: int) -> str:
     """As veloxquant.caches.channel_classes.written, without MLX."""
-    return base64.b64encode(bytes(channel for head in order for channel in head)).decode()
+    each = len(order[0]) // classes
+    places = [0] * (len(order) * len(order[0]))
+    for head, channels in enumerate(order):
+        for place, channel in enumerate(channels):
+            places[head * len(channels) + channel] = place // each
+    places += [0] * (-len(places) % 4)
+    fours = zip(*(places[at::4] for at in range(4)), strict=True)
+    return base64.b64encode(bytes(a | b << 2 | c << 4 | d << 6 for a, b, c, d in fours)).decode()
+
+
+def _hard_kl(bits: float) -> float:
+    """Between the figures of the table on straight lines of log KL; beyond its ends those of the ends."""
+    if bits <= _HARD_KL[0][0]:
+        return _HARD_KL[0][1]
+    for (low, above), (high, below) in itertools.pairwise(_HARD_KL):
+        if bits <= high:
+            return float(above * (below / above) ** ((bits - low) / (high - low)))
+    return _HARD_KL[-1][1]
+
+
+def _workspace(part: CachePart, queries: int, slots: int) -> int:
+    """Bytes of float32 arrays: scores, scales and unpacked blocks of attention; what packing takes comes before.
+
+    How many query heads there are is not known here: at least the KV heads, and at most 128.
+    """
+    widths = part.key_width + _packed_width(part.value_width)
+    rows = _MOST_QUERY_HEADS * queries
+    scales = 2 * part.heads * widths * math.ceil(slots / min(_GROUPS)) * 2
+    if queries == 1:
+        attending = _STEP_ARRAYS * rows * slots + scales + _QUERY_ARRAYS * rows * widths
+    else:
+        scores, unpacked = (min(_BLOCK_NUMBERS, numbers * slots) for numbers in (rows, part.heads * widths))
+        attending = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * unpacked + scales + _QUERY_ARRAYS * rows * widths
+    new = part.heads * widths * (queries + slots % max(_GROUPS) + max(_GROUPS))
+    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, new) + 2 * new
+    return 4 * max(attending, packing)
 
 
 def _not_calibrated(why: str) -> MethodRefused:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 WIDEST = 256
 """A channel's number takes a byte."""
+CLASSES = 4
+_PLACE_BITS = 2
 
 
 class _Run(NamedTuple):
@@ -44,8 +46,9 @@ class _Run(NamedTuple):
 class ChannelClassesCodec:
     """`classes` are bits of classes of as many channels each, between commas, those that matter most first.
 
-    `order` has a byte for each channel of each KV head: heads after each other, the channel that matters most first, in
-    base64 (`written`). Each cache holds it, as bytes that its figures count.
+    `order` has the place in `classes` of each channel of each KV head, heads after each other, two bits each, the first
+    in the lowest bits, in base64 (`written`). Each cache holds the order of its channels, as bytes that its figures
+    count: a class's channels side by side.
     """
 
     width: int
@@ -57,15 +60,16 @@ class ChannelClassesCodec:
     """Products with a few rows read what is stored."""
 
     def __post_init__(self) -> None:
-        whole(self.width, "width", 1, WIDEST)
+        whole(self.width, "width", CLASSES, WIDEST)
         one_of(self.group, "group", GROUPS)
         for bits in self._classes:
             one_of(bits, "classes", BITS)
-        if self.width % len(self._classes):
-            message = f"{len(self._classes)} classes do not divide the width {self.width}"
+        if len(self._classes) > CLASSES or self.width % len(self._classes):
+            message = f"{len(self._classes)} classes for the width {self.width}, of at most four that divide it"
             raise MethodRefused(message, hint="use four classes, or two", field="classes")
-        if not len(self._order) or (np.sort(self._order, axis=1) != np.arange(self.width)).any():
-            message = f"the order does not name each of {self.width} channels once for every head"
+        wanted = np.repeat(np.arange(len(self._classes)), self.width // len(self._classes))
+        if not len(self._places) or (np.sort(self._places, axis=1) != wanted).any():
+            message = f"the order does not put as many of {self.width} channels into each class, for every head"
             raise InvalidParams(message, hint="calibrate the model again", field="order")
 
     @property
@@ -90,9 +94,9 @@ class ChannelClassesCodec:
 
     def start(self, first: Any) -> Arrays:
         """The order, (batch, heads, width) bytes. Raises InvalidParams for another number of heads."""
-        if first.shape[1] != len(self._order):
+        if first.shape[1] != len(self._places):
             raise InvalidParams(
-                f"{first.shape[1]} KV heads, and an order of channels for {len(self._order)}",
+                f"{first.shape[1]} KV heads, and an order of channels for {len(self._places)}",
                 hint="plan for this model",
                 field="order",
             )
@@ -150,14 +154,21 @@ class ChannelClassesCodec:
             raise InvalidParams(message, hint="give bits between commas: 6,4,3,3", field="classes") from error
 
     @functools.cached_property
-    def _order(self) -> np.ndarray[Any, Any]:
-        """(heads, width), bytes."""
+    def _places(self) -> np.ndarray[Any, Any]:
+        """(heads, width), the place of each channel's class."""
         try:
-            found = np.frombuffer(base64.b64decode(self.order, validate=True), dtype=np.uint8)
-            return found.reshape(-1, self.width)
+            read = np.frombuffer(base64.b64decode(self.order, validate=True), dtype=np.uint8)
         except (TypeError, ValueError, binascii.Error) as error:
             message = f"the order of channels cannot be read: {error}"
             raise InvalidParams(message, hint="calibrate the model again", field="order") from error
+        places = (read[:, None] >> np.arange(0, 8, _PLACE_BITS)) & (CLASSES - 1)
+        heads = places.size // self.width
+        return places.reshape(-1)[: heads * self.width].reshape(heads, self.width)
+
+    @functools.cached_property
+    def _order(self) -> np.ndarray[Any, Any]:
+        """(heads, width), bytes: channels of the first class, then those of the next."""
+        return np.argsort(self._places, axis=1, kind="stable").astype(np.uint8)
 
     @functools.cached_property
     def _runs(self) -> tuple[_Run, ...]:
@@ -188,9 +199,13 @@ class ChannelClassesCodec:
         return mx.quantized_matmul(rows, words, *wide, transpose=transpose, group_size=self.group, bits=run.bits)
 
 
-def written(order: Sequence[Sequence[int]]) -> str:
-    """An order of channels, one row a head, as a description has it."""
-    return base64.b64encode(np.array(order, dtype=np.uint8).tobytes()).decode()
+def written(order: Sequence[Sequence[int]], classes: int) -> str:
+    """A description's `order`, from each head's channels, those that matter most first."""
+    ranks = np.argsort(np.array(order), axis=1).reshape(-1)
+    places = np.zeros(-(-ranks.size // 4) * 4, dtype=np.uint8)
+    places[: ranks.size] = ranks // (len(order[0]) // classes)
+    packed = (places.reshape(-1, 4) << np.arange(0, 8, _PLACE_BITS)).sum(axis=1)
+    return base64.b64encode(packed.astype(np.uint8).tobytes()).decode()
 
 
 def _picked(x: Any, order: Any) -> Any:
