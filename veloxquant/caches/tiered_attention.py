@@ -234,8 +234,12 @@ class _Running:
 
 
 def _folded(x: Any) -> Any:
-    """The last axis as rows of a sum or a maximum down columns, which MLX vectorizes."""
-    return x.reshape(*x.shape[:-1], FOLD if x.shape[-1] % FOLD == 0 else 1, -1)
+    """The last axis in rows of FOLD: MLX vectorizes a sum or a maximum down columns.
+
+    What is added at the end, and hidden, leaves a sum as it is to the bit: a row of a batch has its single run's.
+    """
+    whole = x.shape[-1] % FOLD == 0
+    return x.reshape(*x.shape[:-1], *((-1, FOLD) if whole else (1, x.shape[-1])))
 
 
 def _grouped(codec: Codec) -> Callable[[Any, Arrays], Any] | None:
