@@ -203,6 +203,7 @@ def test_what_cannot_be_one_batch_is_refused() -> None:
         ([fresh("affine", step=64)], "step differ"),
         ([one], "KV heads"),
         ([two], "2 sequences"),
+        ([KVCache()], "a KVCache cannot be a row"),
     ):
         with pytest.raises(MethodRefused, match=why):
             PackedKVCache.merge([three, *others])
@@ -214,8 +215,9 @@ def test_what_cannot_be_one_batch_is_refused() -> None:
     ):
         with pytest.raises(MethodRefused, match=why):
             batch.update_and_fetch(mx.ones(shape), mx.ones(shape))
-    with pytest.raises(MethodRefused, match="differ"):
-        batch.extend(PackedKVCache.merge([fresh("float")]))
+    for other, why in ((PackedKVCache.merge([fresh("float")]), "differ"), (BatchKVCache([0]), "a BatchKVCache cannot")):
+        with pytest.raises(MethodRefused, match=why):
+            batch.extend(other)
     assert batch.offset.tolist() == [3, 0]
 
 

@@ -102,6 +102,7 @@ class BatchPackedKVCache:
 
     def extend(self, other: BatchPackedKVCache) -> None:
         """Other rows after these. Raises MethodRefused for other codecs and in the middle of a padded prompt."""
+        _refuse_foreign(other, BatchPackedKVCache)
         _refuse_unlike(self, other)
         counts = self.rows.count, other.rows.count
         self.rows.extend(other.rows)
@@ -122,6 +123,8 @@ class BatchPackedKVCache:
     @classmethod
     def merge(cls, caches: Sequence[PackedKVCache]) -> BatchPackedKVCache:
         """What `PackedKVCache.merge` says."""
+        for cache in caches:
+            _refuse_foreign(cache, PackedKVCache)
         first = caches[0]
         batch = cls(first.key_codec, first.value_codec, first.step, len(caches))
         batch.rows = Rows([cache.offset for cache in caches])
@@ -227,6 +230,14 @@ class BatchPackedKVCache:
             raise MethodRefused(
                 f"(rows, KV heads) = {given} for a batch of {held}", hint="filter or extend the batch first"
             )
+
+
+def _refuse_foreign(cache: Any, ours: type) -> None:
+    if not isinstance(cache, ours):
+        raise MethodRefused(
+            f"a {type(cache).__name__} cannot be a row of a batch of packed caches",
+            hint="build all caches of a batch from one plan",
+        )
 
 
 def _refuse_unlike(batch: BatchPackedKVCache, *others: BatchPackedKVCache) -> None:
