@@ -498,17 +498,18 @@ def test_the_state_lists_every_array(kind: str) -> None:
 
 
 def test_caches_of_unlike_methods_make_no_batch() -> None:
-    """Other bits, other tiers, other heads, another format, several sequences: refused, and nothing has changed."""
+    """Other bits, tiers, heads or formats, several sequences, the engine's own: refused, and nothing has changed."""
     plain = _single("kivi", 9)
     wide, half, several = fresh(), fresh(), fresh()
     wide.update_and_fetch(mx.zeros((1, 3, 9, WIDTH)), mx.zeros((1, 3, 9, WIDTH)))
     half.update_and_fetch(mx.zeros((1, 2, 9, WIDTH), mx.float16), mx.zeros((1, 2, 9, WIDTH), mx.float16))
     several.update_and_fetch(mx.zeros((2, 2, 9, WIDTH)), mx.zeros((2, 2, 9, WIDTH)))
-    for other in (fresh("recent packed"), fresh("nothing kept"), wide, half, several):
+    for other in (fresh("recent packed"), fresh("nothing kept"), wide, half, several, KVCache()):
         with pytest.raises(MethodRefused):
             TieredKVCache.merge([plain, other])
     twin = filled([9])
-    for other in (filled([9], "nothing kept"), TieredKVCache.merge([wide]), TieredKVCache.merge([half])):
+    merged = [TieredKVCache.merge([one]) for one in (wide, half)]
+    for other in (filled([9], "nothing kept"), *merged, BatchKVCache([0])):
         with pytest.raises(MethodRefused):
             twin.extend(other)
         assert twin.offset.tolist() == [9]

@@ -123,7 +123,7 @@ class BatchTieredKVCache:
 
     def extend(self, other: BatchTieredKVCache) -> None:
         """Other rows after these. Raises MethodRefused for other codecs or tiers, heads or formats."""
-        _refuse_unlike(_like(self), _like(other))
+        _refuse_unlike(self, other)
         for part, more in zip(self._parts, other._parts, strict=True):
             refuse_unlike([part, more])  # before anything is changed
         held = self.rows.count, other.rows.count
@@ -143,9 +143,9 @@ class BatchTieredKVCache:
     @classmethod
     def merge(cls, caches: Sequence[TieredKVCache]) -> BatchTieredKVCache:
         """One row for each single cache. Raises MethodRefused for caches of several sequences, or unlike each other."""
-        batch = cls(caches[0], 0)
+        batch = cls(_tiered(caches[0]), 0)
         for cache in caches:
-            _refuse_unlike(_like(batch), _like(cache))
+            _refuse_unlike(batch, cache)
             if cache.key_part.recent and cache.key_part.recent[0].shape[0] != 1:
                 raise MethodRefused("a cache of several sequences cannot be a row", hint="merge single sequences")
         batch.rows = Rows([cache.offset for cache in caches])
@@ -277,6 +277,14 @@ def _like(cache: TieredKVCache | BatchTieredKVCache) -> dict[str, Any]:
     return {"tiers": list(cache.layout), **described}
 
 
-def _refuse_unlike(one: dict[str, Any], other: dict[str, Any]) -> None:
-    if one != other:
-        raise MethodRefused(f"caches of {one} and of {other} in one batch", hint="build all caches of one plan")
+def _tiered(cache: Any) -> Any:
+    if not isinstance(cache, TieredKVCache | BatchTieredKVCache):
+        name = type(cache).__name__
+        raise MethodRefused(f"a {name} in a batch of caches in tiers", hint="build all caches of one plan")
+    return cache
+
+
+def _refuse_unlike(batch: BatchTieredKVCache, other: Any) -> None:
+    ours, theirs = _like(batch), _like(_tiered(other))
+    if ours != theirs:
+        raise MethodRefused(f"caches of {ours} and of {theirs} in one batch", hint="build all caches of one plan")
