@@ -32,8 +32,8 @@ class LocalPlanner:
     def answer(self, method: str, params: Mapping[str, Any], left_s: float) -> Any:
         """The call's result as a value; a trace takes at most `left_s` seconds. Raises what the daemon would answer."""
         typed = convert_params(method, params)
-        records = None if method in _PLANNED else NoRecords()
-        world = local.open_world(_within(self._config, left_s), loaded=self._loaded, records=records)
+        known: dict[str, Any] = {} if method in _PLANNED else {"records": NoRecords(), "calibrations": {}}
+        world = local.open_world(_within(self._config, left_s), loaded=self._loaded, **known)
         self._loaded = world.loaded
         return _ANSWERS[method](typed, world)
 
@@ -51,7 +51,7 @@ def _within(config: Config, left_s: float) -> Config:
 
 
 _PLANNED = ("plan", "fit")
-"""Calls whose answer rests on records; the others do not read them, and need not warn when they cannot."""
+"""Calls whose answer rests on records and calibrations; the others read neither, and need not warn."""
 _ANSWERS: dict[str, Callable[[Any, World], Any]] = {
     "plan": local.plan,
     "fit": local.fit,

@@ -17,6 +17,7 @@ import msgspec
 
 from veloxquant import paths
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, default_benchmark_dir
+from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.errors import EngineUnavailable, StoreError
 from veloxquant.hardware.detect import detect
 from veloxquant.hardware.overrides import with_overrides
@@ -30,14 +31,14 @@ from veloxquant.planner.snapshot import NoRecords, Offer, QuarantinedMethod, Rec
 from veloxquant.views import known_names, no_such_method
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from veloxquant.config import Config
     from veloxquant.methods import Method
     from veloxquant.methods.registry import Loaded
     from veloxquant.planner.fit import FitTable
     from veloxquant.planner.result import Plan
-    from veloxquant.profiles import HardwareProfile, ModelProfile
+    from veloxquant.profiles import Calibration, HardwareProfile, ModelProfile
     from veloxquant.wire.messages import EngineParams, FitParams, PlanParams
 
 FACTORY = "veloxquant.methods.worker:load"
@@ -74,9 +75,10 @@ def open_world(
     source: str = "local",
     hardware: HardwareProfile | None = None,
     records: Records | None = None,
+    calibrations: Mapping[tuple[str, str], Calibration] | None = None,
     loaded: Loaded | None = None,
 ) -> World:
-    """Load plugins, look at the machine and read the records, except for what is given.
+    """Load plugins, look at the machine, read the records and the calibrations, except for what is given.
 
     Never raises for a bad plugin (quarantined), unknown hardware (None fields) or unreadable records (none are used,
     and the log says why): planning goes on with less.
@@ -93,6 +95,7 @@ def open_world(
         reserve_bytes=config.planner.reserve_bytes,
         generation=generation,
         source=source,
+        calibrations=read_calibrations(config) if calibrations is None else calibrations,
     )
     return World(config=config, snapshot=snapshot, loaded=loaded)
 
@@ -110,6 +113,21 @@ def read_records(config: Config) -> Records:
     except StoreError as error:
         _log.warning("planning without records: %s", error.message)
         return NoRecords()
+
+
+def read_calibrations(config: Config) -> Mapping[tuple[str, str], Calibration]:
+    """Those of the configured directory by (model id, config hash); what cannot be read is left out, and logged."""
+    try:
+        found = Calibrations(records_directory(config))
+    except StoreError as error:
+        _log.warning("planning without calibrations: %s", error.message)
+        return {}
+    found.look()
+    if found.trouble is not None:
+        _log.warning("planning without calibrations: %s", found.trouble)
+    for name, why in found.skipped.items():
+        _log.warning("the calibration %s is not used: %s", found.folder / name, why)
+    return found.known
 
 
 def trace_directory(config: Config) -> Path:

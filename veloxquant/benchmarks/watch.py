@@ -1,9 +1,10 @@
 """Tells when to look at the benchmark directory again. Events are hints; a look at the clock is the truth.
 
-Every native event that may concern a record means "dirty", never more: events get lost, merged and reordered on every
-system. Beside them a stat of the folders every 10 s (each rename, creation and deletion moves a folder's mtime) and an
-unconditional look every 5 minutes (for files edited in place) find whatever the events missed, so an answer is late by
-at most that. Where native events cannot be had the state is "scan only" and everything still works, later.
+Every native event that may concern a record or a calibration means "dirty", never more: events get lost, merged and
+reordered on every system. Beside them a stat of the folders every 10 s (each rename, creation and deletion moves a
+folder's mtime) and an unconditional look every 5 minutes (for files edited in place) find whatever the events missed,
+so an answer is late by at most that. Where native events cannot be had the state is "scan only" and everything still
+works, later.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from watchdog.events import (
 )
 from watchdog.observers import Observer
 
+from veloxquant.benchmarks.calibrations import CALIBRATIONS
 from veloxquant.benchmarks.index import RECORDS
 from veloxquant.benchmarks.storage import make_folder, placed
 from veloxquant.benchmarks.watch_schedule import QUIET_S, Schedule
@@ -68,15 +70,17 @@ _Place = tuple[int, int, int] | None
 
 @dataclass(frozen=True)
 class _Seen:
-    """The two folders as a stat shows them: device, inode and mtime, None where there is no folder."""
+    """The folders as a stat shows them: device, inode and mtime, None where there is no folder."""
 
     root: tuple[int, ...] | None
     """Without the mtime, which the index and the lock move."""
     records: _Place
+    calibrations: _Place = None
 
     def same_folders(self, other: _Seen) -> bool:
         """Whether these are the very folders, whatever happened in them."""
-        return self.root == other.root and _identity(self.records) == _identity(other.records)
+        inside = (self.records, other.records), (self.calibrations, other.calibrations)
+        return self.root == other.root and all(_identity(mine) == _identity(theirs) for mine, theirs in inside)
 
 
 def _identity(place: _Place) -> tuple[int, ...] | None:
@@ -92,15 +96,15 @@ def _place(folder: Path) -> _Place:
 
 
 class _Handler(FileSystemEventHandler):
-    """Calls `hint` for events in the folder of records, and about that folder, its parent and the links to them.
+    """Calls `hint` for events in the folders of records and calibrations, about these, their parent and links to them.
 
     Temporary files count: watchdog may hold a rename back for half a second to pair its halves, but not the closing of
     the temporary file just before it.
     """
 
-    def __init__(self, records: str, places: tuple[str, ...], hint: Callable[[], None]) -> None:
-        self._records = records
-        self._places = (records, *places)
+    def __init__(self, inside: tuple[str, ...], places: tuple[str, ...], hint: Callable[[], None]) -> None:
+        self._inside = inside
+        self._places = (*inside, *places)
         self._hint = hint
 
     def on_any_event(self, event: FileSystemEvent) -> None:
@@ -109,7 +113,7 @@ class _Handler(FileSystemEventHandler):
             self._hint()
 
     def _concerns(self, path: str) -> bool:
-        return path in self._places or self._records == os.path.dirname(path)  # noqa: PTH120 -- text, as watchdog's paths are
+        return path in self._places or os.path.dirname(path) in self._inside  # noqa: PTH120 -- text, as watchdog's paths are
 
 
 class Watcher:
@@ -219,7 +223,8 @@ class Watcher:
         return changed
 
     def _look(self) -> _Seen:
-        return _Seen(_identity(_place(self._root)), _place(self._root / RECORDS))
+        inside = (_place(self._root / name) for name in (RECORDS, CALIBRATIONS))
+        return _Seen(_identity(_place(self._root)), *inside)
 
     def _events_arrive(self) -> bool:
         observer = self._observer
@@ -229,11 +234,11 @@ class Watcher:
         """Ask the system for events; the reason where it gives none."""
         # Events carry real paths on macOS, and watchdog itself follows no link.
         root, above = os.path.realpath(self._root), os.path.realpath(self._root.parent)
-        inside = os.path.join(root, RECORDS)  # noqa: PTH118 -- text, as watchdog's paths are
-        records = os.path.realpath(inside)
+        inside = [os.path.join(root, name) for name in (RECORDS, CALIBRATIONS)]  # noqa: PTH118 -- text, as watchdog's paths are
+        real = tuple(os.path.realpath(path) for path in inside)
         link = os.path.join(above, self._root.name)  # noqa: PTH118
-        handler = _Handler(records, (root, link, inside), self._hint)
-        folders = self._folders(root, records)
+        handler = _Handler(real, (root, link, *inside), self._hint)
+        folders = self._folders(root, real)
         # From above come the root's removal, its return, and a link that is pointed elsewhere. It may be unreadable.
         problem = self._observe(handler, folders, above) and self._observe(handler, folders, None)
         if problem is not None or self._seen.records is not None:
@@ -256,11 +261,12 @@ class Watcher:
         self._observer = observer
         return None
 
-    def _folders(self, root: str, records: str) -> tuple[str, ...]:
+    def _folders(self, root: str, inside: tuple[str, ...]) -> tuple[str, ...]:
         """The folders that are there."""
         if self._seen.root is None:
             return ()
-        return (root,) if self._seen.records is None else (root, records)
+        seen = zip(inside, (self._seen.records, self._seen.calibrations), strict=True)
+        return (root, *(path for path, place in seen if place is not None))
 
     def _disarm(self) -> None:
         observer, self._observer = self._observer, None

@@ -190,13 +190,14 @@ class Application:
         config = self._read_config()
         feed = self.feed if self.feed.serves(config) else RecordFeed(config)
         feed.read()
-        return local.open_world(config, source="daemon", records=feed.records), feed
+        world = local.open_world(config, source="daemon", records=feed.records, calibrations=feed.calibrations)
+        return world, feed
 
     async def _move_in(self, world: World, feed: RecordFeed) -> bool:
         """Answer from there on; whether anything is other than before."""
         old = self.feed
         self.feed = feed
-        snapshot = dataclasses.replace(world.snapshot, records=feed.records)
+        snapshot = dataclasses.replace(world.snapshot, records=feed.records, calibrations=feed.calibrations)
         changed = self.state.use_world(dataclasses.replace(world, snapshot=snapshot))
         log.level(world.config.daemon.log_level)
         self.state.warn("reload", None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant import local, views
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.benchmarks.eviction import Limits
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.daemon import log
@@ -23,12 +24,14 @@ from veloxquant.planner.snapshot import NoRecords
 from veloxquant.wire.answers import RecordsState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
     from veloxquant.config import Config
     from veloxquant.daemon.state import State
     from veloxquant.planner.snapshot import Records
+    from veloxquant.profiles import Calibration
     from veloxquant.wire.answers import RecordPage
     from veloxquant.wire.messages import RecordsParams
 
@@ -36,6 +39,9 @@ MIN_GAP_S = 0.05
 """Between two looks: a burst of publishes is one change."""
 REST = 2.0
 """Rest this many times as long as the last look took, so that a large directory under fire takes a third of a core."""
+
+_TOLD = 8
+"""Calibrations that are not used and named one by one."""
 
 
 class RecordFeed:
@@ -45,7 +51,10 @@ class RecordFeed:
         self.directory = local.records_directory(config)
         self.records: Records = NoRecords()
         """As last read; planning goes on with them when the directory cannot be read any more."""
+        self.calibrations: Mapping[tuple[str, str], Calibration] = {}
+        """Likewise, by (model id, config hash)."""
         self.trouble: str | None = None
+        self._stored: Calibrations | None = None
         self._settings = _settings(config)
         self._database: BenchmarkDatabase | None = None
         self._by_id: dict[str, BenchmarkRecord] = {}
@@ -64,6 +73,7 @@ class RecordFeed:
         """Look at the directory; whether the records are others than before. Never raises: see `trouble`."""
         with self._reading:
             try:
+                self._read_calibrations()
                 return self._read()
             except StoreError as error:
                 self.trouble = f"the benchmark records cannot be read: {error.message}"
@@ -116,9 +126,16 @@ class RecordFeed:
 
     def warnings(self) -> tuple[str, ...]:
         """What a person should look at, in sentences."""
-        if not self._skipped:
-            return ()
-        return (f"{len(self._skipped)} benchmark records are not used: veloxquantctl records --skipped says why",)
+        found: list[str] = []
+        if self._skipped:
+            found.append(
+                f"{len(self._skipped)} benchmark records are not used: veloxquantctl records --skipped says why"
+            )
+        if self._stored is not None:
+            folder = self._stored.folder
+            found += [f"{folder / name} is not used: {why}" for name, why in list(self._stored.skipped.items())[:_TOLD]]
+            found += [] if self._stored.trouble is None else [self._stored.trouble]
+        return tuple(found)
 
     def page(self, params: RecordsParams, generation: int) -> RecordPage:
         """The records that match the filters, as they were last read."""
@@ -141,6 +158,14 @@ class RecordFeed:
         self.records = self._database.record_set(self._settings.threshold)
         return True
 
+    def _read_calibrations(self) -> None:
+        """Raises StoreUnavailable for a directory that is nowhere; what cannot be read in it is told as a warning."""
+        if self._stored is None:
+            self._stored = Calibrations(self.directory)
+        if self._stored.look():
+            self.calibrations = self._stored.known
+            log.event("calibrations.changed", used=len(self.calibrations), skipped=len(self._stored.skipped))
+
     def _keep_bounds(self, database: BenchmarkDatabase) -> None:
         """Other programs publish by a rename and evict nothing, so the daemon does."""
         with contextlib.suppress(StoreError):  # a directory that is only read grows by others' doing and stays as it is
@@ -155,6 +180,7 @@ class RecordFeed:
             if await in_daemon_thread(self.read):
                 log.event("records.changed", **self.counts())
             state.use_records(self.records)
+            state.use_calibrations(self.calibrations)
             state.warn("records", self.trouble)
             await asyncio.sleep(max(MIN_GAP_S, REST * (time.monotonic() - began)))
 

@@ -239,4 +239,5 @@ def _first_world(config: Config) -> tuple[World, RecordFeed]:
     """In a thread: plugins, machine and records. Never raises for bad plugins or records."""
     feed = RecordFeed(config)
     feed.read()
-    return local.open_world(config, source="daemon", records=feed.records), feed
+    world = local.open_world(config, source="daemon", records=feed.records, calibrations=feed.calibrations)
+    return world, feed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from veloxquant.local import World
     from veloxquant.planner.snapshot import Records
-    from veloxquant.profiles import HardwareProfile
+    from veloxquant.profiles import Calibration, HardwareProfile
 
 MATERIAL = 0.01
 """Memory has moved when it moved by this share of the total: smaller steps change no decision worth a new answer."""
@@ -56,6 +56,11 @@ class State:
         if records is not self.world.snapshot.records:
             self._swap(self.world, ("records",), records=records)
 
+    def use_calibrations(self, calibrations: Mapping[tuple[str, str], Calibration]) -> None:
+        """Plan with these calibrations from now on."""
+        if calibrations != self.world.snapshot.calibrations:
+            self._swap(self.world, (), calibrations=calibrations)
+
     def use_hardware(self, hardware: HardwareProfile) -> bool:
         """Plan with this machine from now on, when it differs in more than a little memory; whether it does."""
         if not moved(self.world.snapshot.hardware, hardware):
@@ -69,7 +74,8 @@ class State:
         Else the world stays as it is, with its generation, so that what was answered stays remembered.
         """
         topics = _differing(self.world, world)
-        if not topics and world.config == self.world.config:
+        calibrated = world.snapshot.calibrations != self.world.snapshot.calibrations
+        if not topics and not calibrated and world.config == self.world.config:
             return False
         self._swap(world, topics)
         return True
