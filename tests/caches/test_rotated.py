@@ -9,7 +9,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from veloxquant.caches.codecs import AffineCodec, FloatCodec, PerChannelCodec, TurboQuantMSE, make
+from veloxquant.caches.codecs import (
+    AffineCodec,
+    FloatCodec,
+    PerChannelCodec,
+    RefitAffineCodec,
+    RefitPerChannelCodec,
+    SymmetricCodec,
+    TurboQuantMSE,
+    make,
+)
 from veloxquant.caches.hadamard import rotate
 from veloxquant.caches.packed import PackedKVCache
 from veloxquant.caches.rotated import RotatedCodec
@@ -117,6 +126,17 @@ def test_zeros_behind_a_narrow_vector_take_their_share_of_the_error() -> None:
         float(((c.decode(c.encode(y, ()), (), mx.float32) - y) ** 2).mean()) for c, y in ((narrow, x), (wide, full))
     ]
     assert lost[0] / lost[1] == pytest.approx(80 / 96, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [AffineCodec(96, 4, 32), SymmetricCodec(96, 4, 32), RefitAffineCodec(96, 4, 32), RefitPerChannelCodec(96, 4, 32)],
+)
+def test_no_tokens_are_packed_to_none(inner: Any) -> None:
+    """Arrays of no slots, in the shapes of some."""
+    codec = RotatedCodec(96, inner)
+    none, some = (codec.encode(tensor(96, tokens=count), ()) for count in (0, 32))
+    assert [(a.shape[:2], a.shape[2], a.shape[3:]) for a in none] == [(a.shape[:2], 0, a.shape[3:]) for a in some]
 
 
 @ALL

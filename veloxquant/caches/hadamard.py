@@ -78,8 +78,8 @@ def _power(number: int) -> int:
 
 
 def _blocked(x: Any, size: int, transform: Any) -> Any:
-    if size == x.shape[-1]:
-        return transform(x)
+    if size == x.shape[-1] or not x.size:
+        return transform(x) if x.size else x
     return transform(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 

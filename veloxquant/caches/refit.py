@@ -69,8 +69,8 @@ class RefitAffineCodec(AffineCodec):
 
     def encode(self, x: Any, fixed: Arrays) -> Arrays:
         """Words (..., width x bits / 32), scales and biases (..., width / group) in the dtype of x."""
-        stored = affine(x.reshape(*x.shape[:-1], -1, self.group), self.bits, unbiased=self.unbiased)
-        return tuple(array.reshape(*x.shape[:-1], -1) for array in stored)
+        stored = affine(grouped(x, self.group), self.bits, unbiased=self.unbiased)
+        return tuple(array.flatten(-2) for array in stored)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,16 @@ def affine(x: Any, bits: int, *, unbiased: bool = False) -> Arrays:
     return in_pieces(x, partial(_affine, bits=bits, unbiased=unbiased))
 
 
+def grouped(x: Any, group: int) -> Any:
+    """(..., width) -> (..., width / group, group)."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
+
+
 def in_pieces(x: Any, fit: Callable[[Any], Arrays], at_once: int = _AT_ONCE) -> Arrays:
     """`fit` of rows (groups, group), some at a time and one after the other, to bound the temporary arrays."""
+    if not x.size:
+        one = fit(mx.zeros((1, x.shape[-1]), dtype=x.dtype))  # for the shapes: MLX finds no extremes of nothing
+        return tuple(array[:0].reshape(*x.shape[:-1], array.shape[-1]) for array in one)
     rows = x.reshape(-1, x.shape[-1])
     size = max(1, at_once // x.shape[-1])
     pieces: list[Arrays] = []
@@ -110,7 +118,7 @@ def in_pieces(x: Any, fit: Callable[[Any], Arrays], at_once: int = _AT_ONCE) -> 
         piece = rows[start : start + size]
         pieces.append(fit(mx.depends([piece], list(pieces[-1]))[0] if pieces else piece))
     joined = pieces[0] if len(pieces) == 1 else [mx.concatenate(list(same)) for same in zip(*pieces, strict=True)]
-    return tuple(array.reshape(*x.shape[:-1], -1) for array in joined)
+    return tuple(array.reshape(*x.shape[:-1], array.shape[-1]) for array in joined)
 
 
 def _affine(rows: Any, bits: int, *, unbiased: bool) -> Arrays:

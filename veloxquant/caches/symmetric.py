@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from veloxquant.caches.affine_codec import AffineCodec
 from veloxquant.caches.packing import pack
-from veloxquant.caches.refit import in_pieces, nearest, positive, summed
+from veloxquant.caches.refit import grouped, in_pieces, nearest, positive, summed
 
 if TYPE_CHECKING:
     from veloxquant.caches.codec import Arrays
@@ -46,8 +46,8 @@ class SymmetricCodec(AffineCodec):
 
     def encode(self, x: Any, fixed: Arrays) -> Arrays:
         """Words (..., width x bits / 32), scales (..., width / group) in the dtype of x."""
-        stored = in_pieces(x.reshape(*x.shape[:-1], -1, self.group), partial(_symmetric, bits=self.bits), _AT_ONCE)
-        return tuple(array.reshape(*x.shape[:-1], -1) for array in stored)
+        stored = in_pieces(grouped(x, self.group), partial(_symmetric, bits=self.bits), _AT_ONCE)
+        return tuple(array.flatten(-2) for array in stored)
 
     def decode(self, stored: Arrays, fixed: Arrays, dtype: Any) -> Any:
         """What mx.dequantize gives in float32, in `dtype`."""
