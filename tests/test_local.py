@@ -46,8 +46,6 @@ def world(loaded: Loaded) -> local.World:
     return local.open_world(Config(), hardware=MAC, records=NoRecords(), loaded=loaded)
 
 
-TURBOQUANT = ("turboquant_mse", "turboquant_prod")
-
 PROFILE = ModelProfile(model_id="tiny", engine_version="0.32.2")
 
 
@@ -57,7 +55,8 @@ def test_a_world_holds_what_it_is_given(loaded: Loaded) -> None:
     made = local.open_world(config, generation=7, source="daemon", hardware=MAC, records=NoRecords(), loaded=loaded)
     shot = made.snapshot
     assert (shot.generation, shot.source, shot.hardware, shot.reserve_bytes) == (7, "daemon", MAC, 2**30)
-    assert {offer.method.name for offer in shot.offers} == {"fp16", "affine", *TURBOQUANT}
+    assert {offer.method.name for offer in shot.offers} == {method.name for method in loaded.methods}
+    assert shot.calibrations == {}
     assert [(one.name, one.reason) for one in shot.quarantined] == [("foo", "import failed")]
 
 
@@ -65,7 +64,7 @@ def test_a_disabled_method_is_not_offered_and_says_so(loaded: Loaded) -> None:
     """It stays known by name, with the reason."""
     config = load(flags={"methods.disabled": ["affine"]})
     made = local.open_world(config, hardware=MAC, records=NoRecords(), loaded=loaded)
-    assert {offer.method.name for offer in made.snapshot.offers} == {"fp16", *TURBOQUANT}
+    assert {offer.method.name for offer in made.snapshot.offers} == {one.name for one in loaded.methods} - {"affine"}
     assert ("affine", "disabled in the configuration") in [(q.name, q.reason) for q in made.snapshot.quarantined]
     listed = views.methods(convert_params("methods", {"name": "affine"}), made).methods
     assert [(row.state, row.reason) for row in listed] == [("quarantined", "disabled in the configuration")]
@@ -166,6 +165,7 @@ def test_a_trace_is_bounded_and_kept_where_the_configuration_says(
         "cache_dir": short_folder / "t",
         "timeout_s": 5.0,
         "memory_limit_bytes": 2 * 2**30,
+        "calibration": None,
     }
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     """(width, bits) -> codecs of keys and of values."""
     Stored = dict[int, tuple[Any, Any]]
     """K and V, or their gradients, (1, heads, tokens, width), by place in the engine's cache list."""
+    Watch = Callable[[int], None]
 
 DRAWS = 4
 """Labels drawn for each token: with 512 tokens 2,048 squares in a mean."""
@@ -53,9 +54,18 @@ class Seen:
 
 
 def sensitivities(
-    model: Any, tokens: Sequence[int], bits: Sequence[int], codecs: Codecs, *, sinks: int = 4, draws: int = DRAWS
+    model: Any,
+    tokens: Sequence[int],
+    bits: Sequence[int],
+    codecs: Codecs,
+    *,
+    sinks: int = 4,
+    draws: int = DRAWS,
+    watch: Watch | None = None,
 ) -> tuple[LayerSensitivity, ...]:
     """Mean KL in nats a token for each packable layer, KV head and width of `bits`, of a loaded mlx-lm model.
+
+    `codecs` gives what keys and values of a width are packed with in so many bits (see `codecs`).
 
     The first `sinks` tokens are left out: they are kept as they come. Raises InvalidParams for a text that is too
     short, MethodRefused for a model without a plain growing cache, or one that cannot be differentiated.
@@ -66,24 +76,45 @@ def sensitivities(
             hint="give a longer text",
             field="text",
         )
-    return tuple(_sensitivity(layer, bits, codecs, sinks) for layer in look(model, tokens, draws))
+    if draws < 1:
+        raise InvalidParams(f"{draws} draws give no gradient", hint="give 1 or more", field="draws")
+    return tuple(_sensitivity(layer, bits, codecs, sinks) for layer in look(model, tokens, draws, watch))
 
 
-def look(model: Any, tokens: Sequence[int], draws: int = DRAWS) -> list[Seen]:
-    """K, V and gradients of every layer whose own cache is a plain KVCache that is written to. Raises MethodRefused."""
+def codecs(width: int, bits: int) -> tuple[Codec, Codec]:
+    """What `adaptive` packs with: keys channel by channel, values rotated, with zeros behind to fill groups of 32."""
+    from veloxquant.caches.refit import RefitPerChannelCodec
+    from veloxquant.caches.rotated import RotatedCodec
+    from veloxquant.caches.symmetric import SymmetricCodec
+
+    filled = -(-width // 32) * 32
+    group = 32 if filled % 64 else 64
+    return RefitPerChannelCodec(width, bits, 64), RotatedCodec(width, SymmetricCodec(filled, bits, group))
+
+
+def look(model: Any, tokens: Sequence[int], draws: int = DRAWS, watch: Watch | None = None) -> list[Seen]:
+    """K, V and gradients of every layer whose own cache is a plain KVCache that is written to.
+
+    `watch` is told after the forward and after each backward pass how many are done. Raises MethodRefused.
+    """
     import mlx.core as mx
 
     ids = mx.array(list(tokens), dtype=mx.int32)[None]
     stored: Stored = {}
     logits = model(ids, cache=_watched(model, {}, stored)).astype(mx.float32)
+    stored = {at: pair for at, pair in stored.items() if all(x.shape[-1] for x in pair)}
     if not stored:
         raise MethodRefused("no layer of this model keeps a plain growing cache", hint="there is nothing to calibrate")
     mx.eval(logits, list(stored.values()))
+    if not mx.isfinite(logits).all().item():
+        raise MethodRefused("the model gives no finite numbers on this text", hint="try another text, or float32")
+    _tell(watch, 1)
     found: dict[int, list[tuple[Any, Any]]] = {at: [] for at in stored}
     for draw in range(draws):
         labels = mx.random.categorical(logits, key=mx.random.key(draw))
         for at, pair in _gradients(model, ids, labels, stored).items():
             found[at].append(pair)
+        _tell(watch, draw + 2)
     return [
         Seen(
             index=at,
@@ -182,6 +213,11 @@ def _judged(bits: Sequence[int]) -> int:
 def _classes(width: int) -> int:
     """Classes of channels: as many as divide the width, four at most."""
     return next(count for count in (CLASSES, 2, 1) if width % count == 0)
+
+
+def _tell(watch: Watch | None, passes: int) -> None:
+    if watch is not None:
+        watch(passes)
 
 
 def _rows(table: Any) -> tuple[tuple[float, ...], ...]:
