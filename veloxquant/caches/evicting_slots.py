@@ -101,9 +101,9 @@ class Slots:
         some = len(rows) < self.arrays[0].shape[0]
         chosen = mx.array(list(rows))
         arrays = [array[chosen] for array in self.arrays] if some else self.arrays
-        stays = self._order(arrays, rule.budget, ends)
+        stays = _flat(self._order(arrays, rule.budget, ends), arrays[0].shape[2])
         for index, (array, fill) in enumerate(zip(arrays, self.fills, strict=True)):
-            array[:, :, : rule.budget] = mx.take_along_axis(array, stays, axis=2)
+            array[:, :, : rule.budget] = _gathered(array, stays)
             if index >= len(arrays) - self._extra:
                 array[:, :, rule.budget :] = fill
             if index == len(arrays) - 1 and self.policy.watches > 0:
@@ -119,7 +119,20 @@ class Slots:
 
         attention = arrays[-1][..., 0] if self.policy.watches else None
         end = _column(ends)[:, None]
-        return keep(self.policy, budget, Held(arrays[-self._extra][..., 0], end, attention, keys))[..., None]
+        return keep(self.policy, budget, Held(arrays[-self._extra][..., 0], end, attention, keys))
+
+
+def _flat(stays: Any, slots: int) -> Any:
+    """Slots of each row and head, (rows, KV heads, n), counted through all rows and heads."""
+    import mlx.core as mx
+
+    rows, heads, _ = stays.shape
+    return stays + (mx.arange(rows * heads, dtype=mx.int32) * slots).reshape(rows, heads, 1)
+
+
+def _gathered(array: Any, flat: Any) -> Any:
+    """Whole slots are copied at once, which take_along_axis does number by number (20 times slower on the CPU)."""
+    return array.reshape(-1, array.shape[-1])[flat]
 
 
 def _stored(codec: Codec) -> int:
