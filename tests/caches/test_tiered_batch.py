@@ -18,6 +18,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import BatchKVCache, KVCache, save_prompt_cache
 from veloxquant_plugins.kivi import Kivi
 
+from veloxquant.caches.channel_classes import written
 from veloxquant.caches.codecs import make
 from veloxquant.caches.held import arrays, held_bytes
 from veloxquant.caches.per_channel import PerChannelCodec
@@ -60,8 +61,18 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"name": "turboquant_mse", "bits": 3},
         {"sinks": 70, "recent": 64},
     ),
+    "classes of channels": (
+        {
+            "name": "channel_classes",
+            "classes": "6,4,2,2",
+            "order": written([[*range(WIDTH)], [*reversed(range(WIDTH))]], 4),
+            "group": 32,
+        },
+        {"name": "symmetric", "bits": 3, "group": 32},
+        {"sinks": 4, "recent": 32},
+    ),
 }
-"""K, V and tiers. The last one keeps, for each row, channels chosen from its first token."""
+"""K, V and tiers. Each row of the last two holds the order of its channels, in one of them by its first token."""
 
 EVERY = pytest.mark.parametrize("kind", KINDS)
 
@@ -129,7 +140,7 @@ PLANS = st.lists(
 
 
 @EVERY
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(plan=PLANS)
 def test_whatever_is_done_rows_are_their_single_runs(kind: str, plan: list[tuple[str, list[int]]]) -> None:
     """Attention, stored bits, offsets and bytes after every step of a random sequence of calls."""
