@@ -327,6 +327,8 @@ def test_an_attention_that_comes_twice_or_never_is_refused(kind: str) -> None:
         keys.attend(queries, values, 0.3)
     with pytest.raises(AttributeError, match="no 'shape'"):
         _ = keys.shape
+    with pytest.raises(MethodRefused, match="other layers"):
+        cache.keys_and_values()
 
 
 def test_arrays_of_other_shapes_are_refused_before_anything_is_written() -> None:

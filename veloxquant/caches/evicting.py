@@ -67,6 +67,13 @@ class Evicting:
         """Bytes of all arrays held, slack, positions and sums included."""
         return sum(int(array.nbytes) for array in self.slots.arrays)
 
+    def keys_and_values(self) -> Any:
+        """Raises MethodRefused: layers that share this one's K and V would ask for what its own queries let go."""
+        raise MethodRefused(
+            "other layers attend to this layer's K and V, whose own queries decide what is kept",
+            hint="keep the engine's cache in this layer",
+        )
+
     def _take(self, keys: Any, values: Any, taken: Taken) -> tuple[Coming, Coming]:
         """Handles of new tokens, (batch, KV heads, tokens, width); room for them is made."""
         longest = max(start + count for start, count in zip(taken.starts, taken.counts, strict=True))
