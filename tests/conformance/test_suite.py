@@ -14,7 +14,8 @@ from mlx_lm.models.cache import KVCache, save_prompt_cache
 from veloxquant.errors import InvalidParams, MethodNotFound
 from veloxquant.measure import conformance
 from veloxquant.measure.conformance import another_process, models, report, selection
-from veloxquant.measure.conformance.subject import FLIPS, rms
+from veloxquant.measure.conformance.comparing import FLIPS, Flips, allowed, flipped, rms
+from veloxquant.measure.conformance.subject import Run
 
 if TYPE_CHECKING:
     from veloxquant.measure.conformance.outcome import Status
@@ -38,13 +39,49 @@ def test_logits_are_equal_but_for_noise_and_a_few_flipped_codes(subject: conform
     """2 % of what the method moves them by passes, 3 % does not, nor does NaN; one entry of noise passes."""
     count = subject.prompt_tokens
     expected = subject.in_one_call(count)
-    moved = mx.sign(mx.random.normal(expected.shape, key=mx.random.key(1))) * subject.moved(count)
+    moved = mx.sign(mx.random.normal(expected.logits.shape, key=mx.random.key(1))) * subject.moved(count)
     assert rms(moved) == pytest.approx(subject.moved(count), rel=1e-3)
     assert FLIPS == 0.02
     assert subject.unlike(expected, expected) is None
-    assert subject.unlike(expected + 0.0197 * moved, expected) is None
-    assert "differ by" in str(subject.unlike(expected + 0.0203 * moved, expected))
-    assert "nan" in str(subject.unlike(expected * float("nan"), expected))
+    assert subject.unlike(Run(expected.logits + 0.0197 * moved), expected) is None
+    assert "differ by" in str(subject.unlike(Run(expected.logits + 0.0203 * moved), expected))
+    assert "nan" in str(subject.unlike(Run(expected.logits * float("nan")), expected))
+
+
+def test_flipped_codes_are_counted_and_allow_for_more(subject: conformance.Subject) -> None:
+    """4-bit words of 150 tokens: 2 heads x 8 for K, and for V, beside the slack. Many flips are no accident."""
+    one, other = subject.filled(), subject.filled()
+    pairs = list(zip(one, other, strict=True))
+    of, each = 2 * 2 * 8 * 150, 2 * 8 * 150
+    assert flipped(pairs) == (0, 0, 0.0)
+    other[1].keys[0][0, 0, 3, 0] += 1
+    assert flipped(pairs) == (1, of, 1 / each)
+    other[0].values[0][0, 1, :5] += 1
+    assert flipped(pairs) == (40, of, 40 / each)
+    expected = Run(subject.in_one_call(150).logits, one)
+    more = 0.09 * mx.sign(mx.random.normal((150, 64), key=mx.random.key(1))) * subject.moved(150)
+    assert "40 of 4800 words" in str(subject.unlike(Run(expected.logits + more, other), expected))
+    other[0] = one[0]
+    for at in range(4):
+        other[1].keys[0][0, 0, 9 + at, 0] += 1
+    assert subject.unlike(Run(expected.logits + more, other), expected) is None
+    assert subject.unlike(Run(expected.logits + 1.1 * more, other), expected) is not None
+
+
+@pytest.mark.parametrize(
+    ("flips", "share"),
+    [
+        (Flips(0, 0, 0.0), 0.02),
+        (Flips(4, 100, 0.0025), 0.1),
+        (Flips(4, 100, 0.04), 0.2),
+        (Flips(5, 100, 0.05), 0.02),
+        (Flips(50, 10000, 0.01), 0.2),
+        (Flips(51, 10000, 0.01), 0.02),
+    ],
+)
+def test_what_flips_allow_for(flips: Flips, share: float) -> None:
+    """2 sqrt(share of the worst array), from 2 to 20 %, for 4 words or one in 200."""
+    assert allowed(flips) == pytest.approx(share)
 
 
 def test_float_noise_is_far_below_what_the_method_does(subject: conformance.Subject) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.held import arrays, held_bytes
-from veloxquant.measure.conformance.generation import PREFILL_STEP, greedy, same_tokens
+from veloxquant.measure.conformance.generation import PREFILL_STEP, Made, greedy, same_tokens
 from veloxquant.measure.conformance.outcome import failed, not_applicable, unless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from veloxquant.measure.conformance.generation import Made
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
 
@@ -32,12 +31,12 @@ def rows_are_single_runs(subject: Subject) -> Verdict:
     for rows in subject.effort.batches:
         prompts = _prompts(subject, rows)
         counts = [subject.effort.generated - row % 3 for row in range(rows)]
-        made, ended = _batched(subject, prompts, counts)
+        made = _batched(subject, prompts, counts)
         for row, prompt in enumerate(prompts):
             told = same_tokens(subject, made[row], greedy(subject, prompt, counts[row]))
             if told is not None:
                 problems.append((f"row {row} of {rows} ({len(prompt)} tokens) as the prompt alone", told))
-            problems += _extracted(subject, ended[row], len(prompt) + counts[row])
+            problems += _extracted(subject, made[row].caches, len(prompt) + counts[row])
     return unless(problems)
 
 
@@ -103,20 +102,17 @@ def _generator(subject: Subject, prompts: Sequence[tuple[int, ...]], counts: lis
     return generator
 
 
-def _batched(
-    subject: Subject, prompts: Sequence[tuple[int, ...]], counts: list[int]
-) -> tuple[list[Made], list[list[Any]]]:
+def _batched(subject: Subject, prompts: Sequence[tuple[int, ...]], counts: list[int]) -> list[Made]:
     """What each row made, and the caches it left. Rows enter and leave the batch one by one."""
     generator = _generator(subject, prompts, counts, PREFILL_STEP)
-    made: list[Made] = [[] for _ in prompts]
-    ended: list[list[Any]] = [[] for _ in prompts]
+    made = [Made([], []) for _ in prompts]
     while responses := generator.next_generated():
         for one in responses:
-            made[one.uid].append((int(one.token), one.logprobs))
+            made[one.uid].tokens.append((int(one.token), one.logprobs))
             if one.prompt_cache is not None:
-                ended[one.uid] = one.prompt_cache
+                made[one.uid].caches.extend(one.prompt_cache)
     generator.close()
-    return made, ended
+    return made
 
 
 def _live(subject: Subject, prompts: Sequence[tuple[int, ...]], decoded: int) -> list[Any]:

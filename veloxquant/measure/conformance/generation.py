@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veloxquant.measure.conformance.subject import Run
 
 if TYPE_CHECKING:
     from veloxquant.measure.conformance.subject import Subject
 
 PREFILL_STEP = 64
 
-Made = list[tuple[int, Any]]
-"""Tokens with the logarithms of probabilities (vocabulary,) that they were the largest of."""
+
+class Made(NamedTuple):
+    """Tokens, each with the logarithms of probabilities (vocabulary,) that it was the largest of; the caches after."""
+
+    tokens: list[tuple[int, Any]]
+    caches: list[Any]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=32)
 def greedy(subject: Subject, prompt: tuple[int, ...], count: int) -> Made:
     """`count` tokens after the prompt, on fresh caches. Kept, as several checks compare with it."""
     import mlx.core as mx
@@ -24,7 +30,7 @@ def greedy(subject: Subject, prompt: tuple[int, ...], count: int) -> Made:
     made = generate_step(
         mx.array(prompt), subject.model, max_tokens=count, prompt_cache=caches, prefill_step_size=PREFILL_STEP
     )
-    return [(int(token), logprobs) for token, logprobs in made]
+    return Made([(int(token), logprobs) for token, logprobs in made], caches)
 
 
 def same_tokens(subject: Subject, seen: Made, expected: Made) -> str | None:
@@ -32,10 +38,10 @@ def same_tokens(subject: Subject, seen: Made, expected: Made) -> str | None:
 
     After a tie the two go different ways with equal right, and nothing more is compared.
     """
-    if len(seen) != len(expected):
-        return f"{len(seen)} tokens, not {len(expected)}"
-    for at, ((token, logprobs), (other, wanted)) in enumerate(zip(seen, expected, strict=True)):
-        told = subject.unlike(logprobs, wanted, PREFILL_STEP)
+    if len(seen.tokens) != len(expected.tokens):
+        return f"{len(seen.tokens)} tokens, not {len(expected.tokens)}"
+    for at, ((token, logprobs), (other, wanted)) in enumerate(zip(seen.tokens, expected.tokens, strict=True)):
+        told = subject.unlike(Run(logprobs, seen.caches), Run(wanted, expected.caches), PREFILL_STEP)
         if told is not None:
             return f"at token {at} {told}"
         if token != other:

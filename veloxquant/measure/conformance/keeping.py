@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from veloxquant.caches.held import arrays
 from veloxquant.measure.conformance import another_process
 from veloxquant.measure.conformance.outcome import failed, unless
+from veloxquant.measure.conformance.subject import Run
 
 if TYPE_CHECKING:
     from veloxquant.measure.conformance.outcome import Verdict
@@ -33,7 +34,7 @@ def state_is_all_and_restores(subject: Subject) -> Verdict:
         caches = subject.filled()
         for index, cache in subject.packed(caches).items():
             caches[index] = _given(subject, index, cache) if "setter" in way else type(cache).from_state(cache.state)
-        told = subject.unlike(subject.logits(caches, subject.more), subject.continued)
+        told = subject.unlike(Run(subject.logits(caches, subject.more)), subject.continued)
         if told is not None:
             return failed(f"a cache restored by {way} to go on as the one it came from", told)
     return unless([])
@@ -67,7 +68,7 @@ def saved_and_loaded_elsewhere(subject: Subject) -> Verdict:
         return failed("a list of caches that another process can load", answer.error)
     if answer.nbytes != held:
         return failed(f"{held} bytes in the packed layers after loading", str(answer.nbytes))
-    told = subject.unlike(answer.logits, subject.continued)
+    told = subject.unlike(Run(answer.logits), subject.continued)
     return unless([] if told is None else [("the saved prompt to go on in another process as it does here", told)])
 
 
@@ -84,7 +85,7 @@ def deep_copy_goes_its_own_way(subject: Subject) -> Verdict:
     after = [_contents(cache) for cache in subject.packed(caches).values()]
     if offsets != [cache.offset for cache in subject.packed(caches).values()] or before != after:
         return failed("a cache that stays as it was when its copy goes on", "other contents")
-    told = subject.unlike(seen, subject.logits(caches, subject.more))
+    told = subject.unlike(Run(seen), Run(subject.logits(caches, subject.more)))
     return unless([] if told is None else [("a deep copy to go on as the cache itself", told)])
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.measure.conformance import models
+from veloxquant.measure.conformance.comparing import rms
 from veloxquant.measure.conformance.outcome import failed, not_applicable, unless
-from veloxquant.measure.conformance.subject import MORE, rms
+from veloxquant.measure.conformance.subject import MORE, Run
 
 if TYPE_CHECKING:
     from veloxquant.measure.conformance.outcome import Verdict
@@ -43,7 +44,8 @@ def chunks_are_one_call(subject: Subject) -> Verdict:
     problems = []
     for size in subject.effort.chunks:
         count = _tokens(subject, size)
-        seen = subject.logits(subject.caches(), subject.text(count=count), size)
+        caches = subject.caches()
+        seen = Run(subject.logits(caches, subject.text(count=count), size), caches)
         told = subject.unlike(seen, subject.in_one_call(count), size)
         if told is not None:
             problems.append((f"logits of {count} tokens in chunks of {size} equal to those of one call", told))
@@ -59,5 +61,6 @@ def _tokens(subject: Subject, size: int) -> int:
 
 def many_tokens_are_many_calls(subject: Subject) -> Verdict:
     """After the prompt, 40 tokens in one call give the logits of 40 calls."""
-    told = subject.unlike(subject.logits(subject.filled(), subject.more, 1), subject.continued, 1)
+    caches = subject.filled()
+    told = subject.unlike(Run(subject.logits(caches, subject.more, 1), caches), subject.continued, 1)
     return unless([] if told is None else [(f"{MORE} tokens in one call equal to {MORE} calls", told)])

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import VeloxError
 from veloxquant.measure.conformance import models
-from veloxquant.measure.conformance.generation import greedy, same_tokens
+from veloxquant.measure.conformance.generation import Made, greedy, same_tokens
 from veloxquant.measure.conformance.outcome import failed, not_applicable, refused, unless
-from veloxquant.measure.conformance.subject import MORE
+from veloxquant.measure.conformance.subject import MORE, Run
 
 if TYPE_CHECKING:
-    from veloxquant.measure.conformance.generation import Made
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
 
@@ -41,7 +40,7 @@ def trimming_is_never_having_added(subject: Subject) -> Verdict:
             continue
         if set(gone) != {taken}:
             return failed(f"{taken} tokens trimmed, as is_trimmable() promises", f"trim returned {gone}")
-        told = subject.unlike(subject.logits(caches, subject.more), subject.continued)
+        told = subject.unlike(Run(subject.logits(caches, subject.more)), subject.continued)
         if told is not None:
             return failed(f"{MORE} tokens after trim({taken}) as if those had never been added", told)
     return refused(told_of_many) if told_of_many else unless([])
@@ -104,7 +103,7 @@ def _speculated(subject: Subject, caches: list[Any]) -> Made:
         prompt_cache=[*caches, *models.draft_caches()],
         num_draft_tokens=DRAFT_TOKENS,
     )
-    return [(int(token), logprobs) for token, logprobs, _ in made]
+    return Made([(int(token), logprobs) for token, logprobs, _ in made], [])
 
 
 class _Counted:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from veloxquant.caches.held import held_bytes
 from veloxquant.measure.conformance import models
+from veloxquant.measure.conformance.comparing import FLIPS, NOISE, NOISE_TIMES, allowed, flipped, rms
 from veloxquant.methods.method import LayerSpec, Variant
 from veloxquant.methods.per_layer import for_layer, layer_params
 from veloxquant.methods.worker import declared_bytes
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     from veloxquant.methods.method import Method
     from veloxquant.profiles.model import CachePart, Probe
 
-NOISE = 1e-5
-"""Float noise, as a share of the largest logit; if larger, what the engine's own caches show when cut likewise."""
-NOISE_TIMES = 10.0
 _NOISE_CALLS = 40
-FLIPS = 0.02
-"""Share of what the method itself moves the logits by that a cut may move them, as noise flips a code now and then."""
-
-
 MORE = 40
 """Tokens with which caches that hold the prompt go on."""
 
@@ -61,6 +54,7 @@ class Subject:
         self.method, self.variant, self.architecture, self.effort = method, variant, architecture, effort
         self.model = models.model(architecture.name)
         self.layers = models.profile(architecture.name).layers
+        self._runs: dict[int, Run] = {}
 
     @functools.cached_property
     def probe(self) -> Probe:
@@ -140,15 +134,16 @@ class Subject:
         self.logits(caches, self.text(count=count))
         return caches
 
-    @functools.cached_property
+    @property
     def held(self) -> list[Any]:
         """Caches with the prompt in them that nobody changes: for checks that only look."""
-        return self.filled()
+        return self.in_one_call(self.prompt_tokens).caches
 
     @functools.cached_property
-    def continued(self) -> Any:
-        """Logits of the tokens after the prompt, `more`, in one call."""
-        return self.logits(self.filled(), self.more)
+    def continued(self) -> Run:
+        """The tokens after the prompt, `more`, in one call."""
+        caches = self.filled()
+        return Run(self.logits(caches, self.more), caches)
 
     @property
     def more(self) -> tuple[int, ...]:
@@ -161,14 +156,16 @@ class Subject:
         fitting = (count for count in self.effort.lengths if self.moved(count) > self.noise(count))
         return next(fitting, self.effort.lengths[-1])
 
-    @functools.cache  # noqa: B019 -- a subject lives as long as its run
-    def in_one_call(self, count: int) -> Any:
-        """Logits of the first `count` tokens in one call."""
-        return self.logits(self.caches(), self.text(count=count))
+    def in_one_call(self, count: int) -> Run:
+        """The first `count` tokens in one call."""
+        if count not in self._runs:
+            caches = self.caches()
+            self._runs[count] = Run(self.logits(caches, self.text(count=count)), caches)
+        return self._runs[count]
 
     def moved(self, count: int) -> float:
         """Root mean square of what the method moves the logits by, against the engine's own caches."""
-        return rms(self.in_one_call(count) - models.own_logits(self.architecture.name, count))
+        return rms(self.in_one_call(count).logits - models.own_logits(self.architecture.name, count))
 
     def noise(self, count: int, chunk: int | None = None) -> float:
         """Largest difference of logits that is float noise here: ten times what the engine's own caches show."""
@@ -179,17 +176,33 @@ class Subject:
         own, cut = (models.own_logits(self.architecture.name, enough, size) for size in (None, chunk))
         return max(least, NOISE_TIMES * float(abs(cut - own).max()))
 
-    def unlike(self, seen: Any, expected: Any, chunk: int | None = None) -> str | None:
-        """None where logits are equal but for float noise and the few codes it flips, else by how much they are not."""
-        difference = seen - expected
+    def unlike(self, seen: Run, expected: Run, chunk: int | None = None) -> str | None:
+        """None where logits are equal but for float noise and the few codes it flips, else by how much they are not.
+
+        Caches are compared where both runs still have theirs.
+        """
+        difference = seen.logits - expected.logits
         worst, typical = float(abs(difference).max()), rms(difference)
-        count = self.prompt_tokens
-        if worst <= self.noise(count, chunk) or typical <= FLIPS * self.moved(count):
+        moved, noise = self.moved(self.prompt_tokens), self.noise(self.prompt_tokens, chunk)
+        if worst <= noise or typical <= FLIPS * moved:
+            return None
+        flips = flipped((seen.caches[at], expected.caches[at]) for at in self._both_packed(seen, expected))
+        if typical <= allowed(flips) * moved:
             return None
         return (
-            f"logits that differ by {typical:.2g} (worst {worst:.2g}); the method itself moves them by "
-            f"{self.moved(count):.2g}, float noise by {self.noise(count, chunk):.2g}"
+            f"logits that differ by {typical:.2g} (worst {worst:.2g}) with {flips.words} of {flips.of} words unlike; "
+            f"the method itself moves them by {moved:.2g}, float noise by {noise:.2g}"
         )
+
+    def _both_packed(self, seen: Run, expected: Run) -> tuple[int, ...]:
+        return self.probe.packed if seen.caches and expected.caches else ()
+
+
+class Run(NamedTuple):
+    """Logits (tokens, vocabulary), and the caches as they are after these tokens; none where they have gone on."""
+
+    logits: Any
+    caches: list[Any] = []  # noqa: RUF012 -- never changed
 
 
 class _Builder:
@@ -210,8 +223,3 @@ class _Builder:
         self, method: str, label: str, params: Mapping[str, Any], part: CachePart, runs: Iterable[tuple[int, int]]
     ) -> int:
         return held_bytes(self._built[id(part)])
-
-
-def rms(array: Any) -> float:
-    """Root mean square."""
-    return math.sqrt(float((array * array).mean()))
