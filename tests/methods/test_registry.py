@@ -99,7 +99,7 @@ def test_ours_come_through_the_same_door() -> None:
     assert {probe["method"] for probe in loaded.probes()} == set(OURS) - {"fp16"}
     assert len(loaded.probes()) == len(loaded.variants) - 1
     assert len(loaded.variants) <= 64, "each is tried in every trace, and sized in every plan"
-    assert loaded.probes()[0] == {"method": "affine", "label": "affine8-g32", "params": {"bits": 8, "group": 32}}
+    assert {"method": "affine", "label": "affine8-g32", "params": {"bits": 8, "group": 32}} in loaded.probes()
 
 
 def test_two_foreign_plugins_of_one_method_name_are_both_out(install: Any) -> None:
