@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": ("explain", "the arithmetic behind a plan"),
     "methods": ("methods", "which methods are ready"),
     "profile": ("profile", "run a model with a method's caches and measure them"),
+    "sensitivity": ("sensitivity", "calibrate a model for methods that deal out bits"),
     "records": ("records", "list, show, verify, merge, export, import, pin and prune what was measured"),
     "hardware": ("hardware", "the machine as plans see it"),
     "doctor": ("doctor", "check everything, with a fix for each problem"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEMA = "veloxquant.methods/1"
 _BY_LAYER = {
     "differ": "parameters differ from layer to layer; these are the first layer's",
-    "calibration": "each layer's parameters follow from a calibration of the model; these are the variant's own",
+    "calibration": "each layer's follow from a calibration (veloxquantctl sensitivity MODEL); these are the variant's",
 }
 _HEAD = ("NAME", "VARIANTS", "SOURCE", "STATE", "NOTE")
 

@@ -11,6 +11,7 @@ from veloxquant.errors import InvalidParams, MethodNotFound
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from veloxquant.ctl.session import Session
     from veloxquant.measure.measurement import Subject
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from veloxquant.methods.registry import Loaded
     from veloxquant.models.resolve import ModelSource
     from veloxquant.planner.result import Plan
+    from veloxquant.profiles import Calibration
 
 _MAX_PROMPT_BYTES = 64 * 2**20
 """2**24 tokens of four bytes: the longest context that any model states."""
@@ -37,6 +39,8 @@ class Asked:
     """The engine's own first."""
     plan: Plan | None
     loaded: Loaded
+    calibrations: Mapping[tuple[str, str], Calibration]
+    """Those of the benchmark directory, for methods that choose by them."""
 
 
 def read(session: Session) -> Asked:
@@ -44,6 +48,7 @@ def read(session: Session) -> Asked:
 
     Raises InvalidParams, ModelNotFound, ModelConfigInvalid, MethodNotFound, EngineUnavailable.
     """
+    from veloxquant.local import read_calibrations
     from veloxquant.measure import loading
     from veloxquant.measure.measurement import PREFILL_STEP
     from veloxquant.methods import registry
@@ -55,15 +60,26 @@ def read(session: Session) -> Asked:
         raise InvalidParams(
             "--max-tokens is 0: nothing would be generated", hint="give 1 or more", field="--max-tokens"
         )
-    source = _source(options.model)
+    found = source(options.model)
     loaded = registry.load()
     variants = _variants(options.method, loaded, session.config.methods.disabled)
-    tokenizer = loading.load_tokenizer(source)
+    tokenizer = loading.load_tokenizer(found)
     prompt = loading.encode(tokenizer, text, chat=not options.ignore_chat_template)
     step = PREFILL_STEP if options.prefill_step is None else options.prefill_step
     WorkloadProfile(context_length=len(prompt), generation_length=options.max_tokens, prefill_step_size=step)
     plan = _plan(session, len(prompt)) if options.plan or not options.method else None
-    return Asked(source, tokenizer, text, prompt, options.max_tokens, step, variants, plan, loaded)
+    return Asked(
+        found,
+        tokenizer,
+        text,
+        prompt,
+        options.max_tokens,
+        step,
+        variants,
+        plan,
+        loaded,
+        read_calibrations(session.config),
+    )
 
 
 def subjects(asked: Asked, model: Any) -> list[Subject]:
@@ -72,6 +88,8 @@ def subjects(asked: Asked, model: Any) -> list[Subject]:
     from veloxquant.serve.builder import KVCacheBuilder, KVCacheConfig
 
     chosen = None if asked.plan is None else asked.plan.chosen
+    found = asked.source
+    calibration = asked.calibrations.get((found.model_id, found.config_hash))
 
     def subject(variant: Variant) -> Subject:
         config = KVCacheConfig.of(variant)
@@ -79,15 +97,15 @@ def subjects(asked: Asked, model: Any) -> list[Subject]:
             label=variant.label,
             method=variant.method,
             params=dict(variant.params),
-            build=lambda: KVCacheBuilder.for_model(model, config, methods=asked.loaded),
+            build=lambda: KVCacheBuilder.for_model(model, config, methods=asked.loaded, calibration=calibration),
             prefill_step_size=asked.prefill_step_size,
             planned=chosen is not None and chosen.label == variant.label,
         )
 
-    found = [subject(variant) for variant in asked.variants]
-    if asked.plan is not None and chosen is not None and not any(one.planned for one in found):
+    made = [subject(variant) for variant in asked.variants]
+    if asked.plan is not None and chosen is not None and not any(one.planned for one in made):
         plan = asked.plan
-        found.append(
+        made.append(
             Subject(
                 label=chosen.label,
                 method=chosen.method,
@@ -97,7 +115,7 @@ def subjects(asked: Asked, model: Any) -> list[Subject]:
                 planned=True,
             )
         )
-    return found
+    return made
 
 
 def _text(options: argparse.Namespace) -> str:
@@ -108,7 +126,7 @@ def _text(options: argparse.Namespace) -> str:
             hint="--prompt 'What is the capital of France?', --prompt-file FILE, or --prompt-file - for standard input",
             field="--prompt",
         )
-    text = options.prompt if options.prompt is not None else _file(options.prompt_file)
+    text = options.prompt if options.prompt is not None else file_text(options.prompt_file, "--prompt-file")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,26 +138,28 @@ def _text(options: argparse.Namespace) -> str:
     return str(text)
 
 
-def _file(named: str) -> str:
-    field, hint = "--prompt-file", "give a text file in UTF-8, or - for standard input"
+def file_text(named: str, field: str, most_bytes: int = _MAX_PROMPT_BYTES) -> str:
+    """A text file, or standard input for "-". Raises InvalidParams that names the flag."""
+    hint = "give a text file in UTF-8, or - for standard input"
     try:
         if named == "-":
-            data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+            data = sys.stdin.buffer.read(most_bytes + 1)
         else:
             with Path(named).open("rb") as file:
-                data = file.read(_MAX_PROMPT_BYTES + 1)
+                data = file.read(most_bytes + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidParams(f"{named} is not text in UTF-8: {error.reason}", hint=hint, field=field) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", None) or error
         raise InvalidParams(f"{named} cannot be read: {why}", hint=hint, field=field) from None
-    if len(data) > _MAX_PROMPT_BYTES:
-        raise InvalidParams(f"{named} is larger than 64 MiB: no model reads that much", hint=hint, field=field)
+    if len(data) > most_bytes:
+        why = f"{named} is larger than {most_bytes >> 20} MiB: no model reads that much"
+        raise InvalidParams(why, hint=hint, field=field)
     return text
 
 
-def _source(named: str) -> ModelSource:
+def source(named: str) -> ModelSource:
     """A folder, or an id of the local hub cache, by the rule that plans follow."""
     from veloxquant._question import model_params
     from veloxquant.models.resolve import resolve

@@ -13,6 +13,7 @@ backward passes take the place of a run of the model for each head, bits and sid
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ import numpy as np
 
 from veloxquant.caches.engine import cache_module
 from veloxquant.errors import InvalidParams, MethodRefused
-from veloxquant.profiles.calibration import LayerSensitivity
+from veloxquant.profiles.calibration import Calibration, LayerSensitivity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from veloxquant.caches.codec import Codec
+    from veloxquant.models.resolve import ModelSource
 
     Codecs = Callable[[int, int], tuple[Codec, Codec]]
     """(width, bits) -> codecs of keys and of values."""
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     """K and V, or their gradients, (1, heads, tokens, width), by place in the engine's cache list."""
     Watch = Callable[[int], None]
 
+BITS = (2, 3, 4, 5, 6, 8)
 DRAWS = 4
 """Labels drawn for each token: with 512 tokens 2,048 squares in a mean."""
 LEAST_TOKENS = 128
@@ -79,6 +82,29 @@ def sensitivities(
     if draws < 1:
         raise InvalidParams(f"{draws} draws give no gradient", hint="give 1 or more", field="draws")
     return tuple(_sensitivity(layer, bits, codecs, sinks) for layer in look(model, tokens, draws, watch))
+
+
+def calibrate(
+    source: ModelSource, model: Any, tokens: Sequence[int], text: str, *, draws: int = DRAWS, watch: Watch | None = None
+) -> Calibration:
+    """What is kept of a loaded model: sensitivities at every width that can be packed. Raises as `sensitivities`."""
+    import mlx.core as mx
+
+    from veloxquant.models.profile import engine_version
+
+    architecture = source.config.get("model_type")
+    return Calibration(
+        model_id=source.model_id,
+        architecture=architecture if isinstance(architecture, str) else "unknown",
+        config_hash=source.config_hash,
+        tokens=len(tokens),
+        text=text,
+        created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        engine_version=engine_version(),
+        mlx_version=mx.__version__,
+        bits=BITS,
+        layers=sensitivities(model, tokens, BITS, codecs, draws=draws, watch=watch),
+    )
 
 
 def codecs(width: int, bits: int) -> tuple[Codec, Codec]:
