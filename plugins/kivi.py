@@ -64,7 +64,7 @@ _BLOCK_NUMBERS, _BLOCK_TOKENS, _ENCODE_NUMBERS = 2**20, 2**8, 2**19
 """As in veloxquant.caches.tiered_attention and tiered_part."""
 _MOST_QUERY_HEADS = 128
 """Of published models whose K and V grow plainly (Llama-3.1-405B)."""
-_TILE_ARRAYS, _STEP_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 24, 6, 8, 8
+_TILE_ARRAYS, _STEP_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 10, 6, 8, 8
 """Arrays of each kind that are there at once, as counted with MLX's allocator on the CPU backend, rounded up."""
 
 

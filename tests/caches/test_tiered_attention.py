@@ -195,7 +195,7 @@ def test_a_step_makes_as_many_calls_for_any_rows_heads_and_tokens(make: Any) -> 
 
 
 def test_no_scores_of_more_than_a_tile_and_a_block_exist() -> None:
-    """4,096 queries of 8 heads over as many tokens make 512 MiB of scores; the call takes less than 128 MiB."""
+    """4,096 queries of 8 heads over as many tokens make 512 MiB of scores; the call takes less than 48 MiB."""
     cache = kivi()
     keys, values, queries = (normal(seed, 1, heads, 4096, WIDTH) for seed, heads in ((1, 2), (2, 2), (3, 8)))
     mx.eval(keys, values, queries)
@@ -204,4 +204,4 @@ def test_no_scores_of_more_than_a_tile_and_a_block_exist() -> None:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     mx.eval(ours[0].attend(queries, ours[1], SCALE, "causal"))
-    assert mx.get_peak_memory() - before < 2**27
+    assert mx.get_peak_memory() - before < 48 * 2**20

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TILE_ROWS = 2**12
 """Query heads x query tokens that are taken at a time."""
 BLOCK_NUMBERS = 2**20
-"""Most scores of one sequence at a time: 4 MiB in float32, of which MLX has some twenty in flight."""
+"""Most scores of one sequence at a time: 4 MiB in float32, of which MLX has some six in flight."""
 FOLD = 32
 """Divides every group."""
 _ALL = 2**30
@@ -197,8 +197,11 @@ class _Running:
         self._kept: Any = None
 
     def after(self, stored: Sequence[Any]) -> Arrays:
-        """The same arrays, computed once what was added is: lazy blocks would all be unpacked at once."""
-        return tuple(stored) if self.mixed is None else tuple(mx.depends(list(stored), [self.mixed]))
+        """The same arrays, computed once what was added is: lazy blocks would all be unpacked at once.
+
+        That is the total too: sums that wait for the end would keep the weights of every block until then.
+        """
+        return tuple(stored) if self.mixed is None else tuple(mx.depends(list(stored), [self.mixed, self.total]))
 
     def weigh(self, scores: Any) -> Any:
         """Weights of scores (rows, KV heads, query rows, columns), hidden ones at -inf; `add` must follow."""
