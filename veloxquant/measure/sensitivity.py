@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,8 +89,6 @@ def calibrate(
     source: ModelSource, model: Any, tokens: Sequence[int], text: str, *, draws: int = DRAWS, watch: Watch | None = None
 ) -> Calibration:
     """What is kept of a loaded model: sensitivities at every width that can be packed. Raises as `sensitivities`."""
-    import mlx.core as mx
-
     from veloxquant.models.profile import engine_version
 
     architecture = source.config.get("model_type")
@@ -101,7 +100,7 @@ def calibrate(
         text=text,
         created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         engine_version=engine_version(),
-        mlx_version=mx.__version__,
+        mlx_version=metadata.version("mlx"),
         bits=BITS,
         layers=sensitivities(model, tokens, BITS, codecs, draws=draws, watch=watch),
     )
