@@ -82,6 +82,17 @@ def test_masks_hide_what_they_hide_elsewhere(
     assert float(mx.abs(found - expected).max()) < 1e-5
 
 
+def test_a_query_of_which_all_is_packed_needs_no_recent_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sinks and recent tokens, each query in a tile of its own, at a boundary too."""
+    monkeypatch.setattr(tiered_attention, "TILE_ROWS", 4)
+    keys, values, queries = (normal(seed, 1, heads, 130, WIDTH) for seed, heads in ((1, 2), (2, 2), (3, 4)))
+    cache = TieredKVCache(FloatCodec(WIDTH), FloatCodec(WIDTH), sinks=0, recent=0)
+    ours = cache.update_and_fetch(keys, values)
+    found = ours[0].attend(queries, ours[1], SCALE, "causal")
+    expected = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=SCALE, mask="causal")
+    assert float(mx.abs(found - expected).max()) < 1e-5
+
+
 def test_a_query_that_sees_nothing_gets_no_nan() -> None:
     """Under False for every token it gets a mean, under -inf zeros."""
     keys, values, queries = normal(1, 1, 2, 200, WIDTH), normal(2, 1, 2, 200, WIDTH), normal(3, 1, 4, 1, WIDTH)

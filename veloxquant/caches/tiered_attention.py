@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from veloxquant.caches.attention import BLOCK_TOKENS, Packed
 from veloxquant.caches.float_codec import FloatCodec
+from veloxquant.caches.rotated import RotatedCodec
 from veloxquant.caches.tiered_sight import Hiding
 
 if TYPE_CHECKING:
@@ -132,9 +133,9 @@ class _Tile:
         columns = self.hiding.sight.recent(*self.rows, causal=self.hiding.causal)
         spans = list(_spans(*columns, self._step(flat, *codecs)))
         sinks = 0 if self.keys.sinks is None else min(self.hiding.sight.longest, self.keys.sinks.shape[2])
-        for span in spans or [(0, 0)]:
+        for span in spans or ([(0, 0)] if sinks else []):
             held = [self._first(sinks)] if sinks else []
-            held += [self._near(span)] if spans else []  # none: a prompt shorter than the sinks
+            held += [self._near(span)] if spans else []  # none: the rest is packed, or not there yet
             scores = _joined([stretch.scores(flat) for stretch in held])
             weights = self.running.weigh(self.hiding.plain(scores, self.rows, span, sinks))
             apart = [weights] if len(held) == 1 else [weights[..., :sinks], weights[..., sinks:]]
@@ -246,9 +247,14 @@ def _folded(x: Any) -> Any:
 
 
 def _grouped(codec: Codec) -> Callable[[Any, Arrays], Any] | None:
-    """A codec's scores as its kernel leaves them, where it has such; a codec that turns vectors has its inner one's."""
-    found: Callable[[Any, Arrays], Any] | None = getattr(getattr(codec, "inner", codec), "grouped_scores", None)
+    """A codec's scores as its kernel leaves them, where it has such."""
+    found: Callable[[Any, Arrays], Any] | None = getattr(_within(codec), "grouped_scores", None)
     return found
+
+
+def _within(codec: Codec) -> Codec:
+    """The codec whose kernels compute: a rotation only turns what goes in and comes out."""
+    return codec.inner if isinstance(codec, RotatedCodec) else codec
 
 
 def _joined(scores: Sequence[Any]) -> Any:
@@ -261,8 +267,5 @@ def _spans(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_native(codec: Codec) -> bool:
-    """Whether its products with a few rows read what is stored, or floats, and unpack nothing.
-
-    A codec says so by an attribute `native`; one that wraps another answers for it.
-    """
-    return bool(getattr(codec, "native", False) or getattr(getattr(codec, "inner", None), "native", False))
+    """Whether its products with a few rows read what is stored, or floats, and unpack nothing: its own word."""
+    return bool(getattr(_within(codec), "native", False))
