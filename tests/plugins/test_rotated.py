@@ -26,7 +26,7 @@ SETS: list[tuple[Method, dict[str, Any]]] = [
     *((method, dict(variant.params)) for method in (TIERS, TOKEN) for variant in method.variants()),
     (TIERS, {"key_bits": 8, "value_bits": 6, "group": 32, "recent": 32, "recent_bits": 8}),
     (TIERS, {"group": 128, "sinks": 0, "seed": 9, "recent_bits": 8}),
-    (TIERS, {"recent": 0, "sinks": 17, "recent_bits": 8}),
+    (TIERS, {"recent": 0, "sinks": 17, "recent_bits": 16}),
     (TOKEN, {"key_bits": 3, "value_bits": 2, "group": 128}),
     (TOKEN, {"key_bits": 8, "value_bits": 8, "group": 32}),
 ]

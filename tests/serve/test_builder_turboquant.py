@@ -71,7 +71,7 @@ def test_a_variants_own_bits_are_that_variant() -> None:
     config = KVCacheBuilder().with_method("turboquant_mse").with_bit_width(inlier=4).config()
     assert config.params == {"bits": 4}
     config = KVCacheBuilder().with_method("turboquant_mse").with_bit_width(4, 6).with_outlier_channels(8).config()
-    assert config.params == {"bits": 4, "outlier_bits": 6, "outlier_channels": 8, "seed": 0}
+    assert config.params == {"bits": 4, "outlier_bits": 6, "outlier_channels": 8, "seed": 0, "unbiased": False}
     assert KVCacheConfig.from_toml(config.to_toml()) == config
 
 
@@ -79,7 +79,7 @@ def test_the_method_itself_judges_combinations(tiny: Any) -> None:
     """A sketch is no part of algorithm 1; outlier bits without channels, or more channels than there are, no set."""
     with pytest.raises(InvalidParams, match="turboquant_mse has no parameter 'jl_dim'") as caught:
         KVCacheBuilder().with_method("turboquant_mse").with_jl_dim(64)
-    assert caught.value.hint == "it has: bits, outlier_bits, outlier_channels, seed"
+    assert caught.value.hint == "it has: bits, value_bits, unbiased, outlier_bits, outlier_channels, seed"
     for builder in (
         KVCacheBuilder().with_method("turboquant_mse").with_bit_width(2, 4),
         KVCacheBuilder().with_method("turboquant_mse").with_bit_width(2, 4).with_outlier_channels(64),
