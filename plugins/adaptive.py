@@ -244,7 +244,9 @@ def _measured(place: LayerPlace, calibration: Calibration) -> LayerSensitivity:
     layer, part = calibration.layer(place.index), place.part
     if layer is None or {len(layer.key_order), len(layer.value)} != {part.heads} or not layer.key_classes:
         raise _not_calibrated(f"the calibration has no figures for layer {place.index} with {part.heads} KV heads")
-    if {len(order) for order in layer.key_order} != {part.key_width} or part.key_width % len(layer.key_classes):
+    classes = len(layer.key_classes)
+    wide = {len(order) for order in layer.key_order} == {part.key_width}
+    if not wide or classes > _MOST_CLASSES or part.key_width % classes:
         raise _not_calibrated(f"the calibration of layer {place.index} is not one of key width {part.key_width}")
     return layer
 
