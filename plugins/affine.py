@@ -76,10 +76,11 @@ _PAIR_SPREAD = 1.12
 
 _PAIR_SOURCE = "the keys' share of one format and the values' of the other, simulated on SmolLM2-135M; each by: "
 
-_SCORE_ARRAYS, _STEP_ARRAYS, _SUM_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 11, 6, 4, 4, 4
+_SCORE_ARRAYS, _STEP_ARRAYS, _SUM_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 11, 4, 4, 4, 4
 """float32 arrays of each kind that are there at once: scores in prefill and in a step, sums, blocks that are unpacked
 for many query rows, and pieces being packed. At most, counted over head counts, widths and bits."""
 _BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _MANY_ROWS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 32, 2**19
+_SPAN_NUMBERS, _SLACK = 2**22, 2**10
 """As in veloxquant.caches.attention and packed."""
 _MOST_QUERY_HEADS = 128
 """Of published models whose K and V grow plainly (Llama-3.1-405B)."""
@@ -177,7 +178,7 @@ class Affine(Method):
         piece = min(max(_ENCODE_NUMBERS, numbers), numbers * queries)
         row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
         packing = 4 * _PACKING_ARRAYS * piece + 2 * math.ceil(part.heads * queries * row_bits / 8)
-        at_once = _step(_chosen(variant), part, slots) if queries == 1 else 0
+        at_once = _step(_chosen(variant), part, slots, row_bits) if queries == 1 else 0
         in_blocks = queries > 1 or _MOST_QUERY_HEADS // part.heads >= _MANY_ROWS
         return max(packing, at_once, _attending(numbers, queries, slots) if in_blocks else 0)
 
@@ -229,10 +230,13 @@ def _chosen(variant: Variant) -> _Set:
     )
 
 
-def _step(chosen: _Set, part: CachePart, slots: int) -> int:
-    """Bytes of scores of one query token, and of scales that are widened to float32."""
+def _step(chosen: _Set, part: CachePart, slots: int, row_bits: float) -> int:
+    """Bytes of scores of one query token, of scales that are widened to float32, and of a copy where spans are cut."""
     scales = part.key_width // chosen.key_group + part.value_width // chosen.value_group
-    return 4 * slots * (_STEP_ARRAYS * _MOST_QUERY_HEADS + 2 * part.heads * scales)
+    numbers = min(_SPAN_NUMBERS, part.heads * (slots + _SLACK))
+    scores = min(_SPAN_NUMBERS, _MOST_QUERY_HEADS * (slots + _SLACK))
+    copied = numbers * row_bits / 8 if _MOST_QUERY_HEADS * slots > _SPAN_NUMBERS else 0
+    return 4 * (_STEP_ARRAYS * scores + 2 * scales * numbers) + math.ceil(copied)
 
 
 def _attending(numbers: int, queries: int, slots: int) -> int:

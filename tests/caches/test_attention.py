@@ -86,8 +86,12 @@ def test_equals_the_fused_kernel(heads: int, groups: int, queries: int, tokens: 
 
 @pytest.mark.parametrize("tokens", [1, 300, 5000])
 @pytest.mark.parametrize("kind", ["none", "bool", "added", "hidden"])
-def test_one_query_over_what_products_read_is_one_product_each(tokens: int, kind: str) -> None:
-    """With every kind of mask, two sequences: mx.fast's result over unpacked K and V; all hidden gives zeros."""
+@pytest.mark.parametrize("numbers", [2**21, 2**12])
+def test_one_query_over_what_products_read(
+    tokens: int, kind: str, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every kind of mask, two sequences, in one span or ten: mx.fast's result; all hidden gives zeros."""
+    monkeypatch.setattr(attention, "SPAN_NUMBERS", numbers)
     q, k, v = arrays(8, 2, 1, tokens)
     codec = AffineCodec(WIDTH, 4, 32)
     keys, values = coded(codec, k, tokens), coded(codec, v, tokens)

@@ -42,6 +42,10 @@ With 32 query heads over 8 KV heads of width 128 a prefill works on 256 x 256 to
 ones. MLX has some ten temporary arrays of this size in flight. Larger ones were no faster on the CPU backend.
 """
 
+SPAN_NUMBERS = 2**22
+"""Most scores of a single query token of one sequence at a time: 16 MiB in float32."""
+SLACK = 1024
+"""Slots without a token that are multiplied all the same, to spare a copy of the rest."""
 MANY_ROWS = 32
 """Query heads of one KV head from which native codecs unpack what is stored: then a single query token works in blocks
 too (`affine_codec.MANY_ROWS` is the same)."""
@@ -55,6 +59,8 @@ class Packed:
 
     def __init__(self, codec: Codec, stored: Sequence[Any], fixed: Arrays, tokens: int) -> None:
         self.codec = codec
+        self.buffers = tuple(stored)
+        """As the cache holds them, (batch, KV heads, slots, ...)."""
         self.stored = tuple(array[..., :tokens, :] for array in stored)
         """Arrays of shape (batch, KV heads, tokens, ...)."""
         self.fixed = fixed
@@ -171,10 +177,11 @@ def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: Mask, firs
 
 
 def _attend_whole(queries: Any, keys: Packed, values: Packed, scale: float, masking: Mask) -> Any:
-    """One query token over all stored tokens in one product each: calls do not grow with tokens, heads or rows.
+    """One query token over all stored tokens in one product each: calls do not grow with heads or rows.
 
-    Scores are a number for each query head and stored token. In base 2, which MLX computes faster and more exactly
-    than base e (float32 on the CPU backend: 6e-8 relative against 2e-6); scores that a mask is added to stay in base e.
+    Nor with tokens, up to `SPAN_NUMBERS` scores of a sequence (131,072 tokens of 32 query heads); more come in spans of
+    so many. In base 2, which MLX computes faster and more exactly than base e (float32 on the CPU backend: 6e-8
+    relative against 2e-6); scores that a mask is added to stay in base e.
     """
     import mlx.core as mx
 
@@ -182,16 +189,48 @@ def _attend_whole(queries: Any, keys: Packed, values: Packed, scale: float, mask
     scale = scale if masking.adds else scale * math.log2(math.e)
     rows = (queries.astype(mx.float32) * scale).reshape(batch, masking.groups, -1, width)
     ready = keys.codec.ready(rows, keys.fixed)[:, :, None]
-    scores = keys.codec.scores(ready, tuple(array[:, :, None] for array in keys.stored), keys.fixed)
-    scores = masking.hide(scores.astype(mx.float32), (0, 1), (0, keys.tokens))
-    top = mx.maximum(scores.max(axis=-1, keepdims=True), mx.finfo(mx.float32).min)
-    weights = mx.exp(scores - top) if masking.adds else mx.power(2.0, scores - top)
-    mixed = values.codec.mix(weights, tuple(array[:, :, None] for array in values.stored), values.fixed)
+    size, slots = max(1, SPAN_NUMBERS // heads), keys.buffers[0].shape[2]
+    # Buffers as they are: MLX copies a slice of them for its kernels. What is behind the last token is hidden.
+    end = slots if slots <= min(size, keys.tokens + SLACK) else keys.tokens
+    parts: list[Any] = []
+    for start in range(0, end, size):
+        after = parts[-1][2:] if parts else ()
+        parts.append(_attend_span(ready, keys, values, masking, (start, min(start + size, end)), after))
+    if len(parts) == 1:
+        _, total, mixed = parts[0]
+    else:
+        tops = mx.concatenate([part[0] for part in parts], axis=2)
+        shares = _raised(tops - tops.max(axis=2, keepdims=True), masking)
+        total, mixed = (
+            (mx.concatenate([part[at] for part in parts], axis=2) * shares).sum(axis=2, keepdims=True) for at in (1, 2)
+        )
     # Weights of nothing but hidden tokens are zeros, and so is their mean.
-    mean = mixed.astype(mx.float32) / mx.maximum(
-        weights.sum(axis=-1, keepdims=True), mx.finfo(mx.float32).smallest_normal
+    mean = (mixed / mx.maximum(total, mx.finfo(mx.float32).smallest_normal))[:, :, 0]
+    return values.codec.settle(mean, values.fixed).astype(queries.dtype).reshape(batch, heads, 1, -1)
+
+
+def _attend_span(  # noqa: PLR0917 -- what a block takes
+    ready: Any, keys: Packed, values: Packed, masking: Mask, span: tuple[int, int], after: Sequence[Any]
+) -> tuple[Any, Any, Any]:
+    """Greatest score, sum of weights and weighted sum of some tokens, (batch, KV heads, 1, rows, ...)."""
+    import mlx.core as mx
+
+    stored_keys, stored_values = (
+        tuple(array[:, :, None, slice(*span)] for array in packed.buffers) for packed in (keys, values)
     )
-    return values.codec.settle(mean[:, :, 0], values.fixed).astype(queries.dtype).reshape(batch, heads, 1, -1)
+    ready = mx.depends([ready], list(after))[0] if after else ready
+    scores = masking.hide(keys.codec.scores(ready, stored_keys, keys.fixed).astype(mx.float32), (0, 1), span)
+    top = mx.maximum(scores.max(axis=-1, keepdims=True), mx.finfo(mx.float32).min)
+    weights = _raised(scores - top, masking)
+    mixed = values.codec.mix(weights, stored_values, values.fixed).astype(mx.float32)
+    return top, weights.sum(axis=-1, keepdims=True), mixed
+
+
+def _raised(scores: Any, masking: Mask) -> Any:
+    """Weights, in the base that scores are in."""
+    import mlx.core as mx
+
+    return mx.exp(scores) if masking.adds else mx.power(2.0, scores)
 
 
 def _is_read(packed: Packed) -> bool:
