@@ -66,7 +66,7 @@ class Call:
             if outputs:  # one segment at a time: lazy ones would all hold their scores together
                 inputs = mx.depends(inputs, outputs[-1:])
             outputs.append(self._segment(segment, inputs, scale, masking))
-        return _together(outputs, cut, queries.shape[2]) if cut else mx.zeros((*queries.shape[:3], values.shape[3]))
+        return _together(outputs, cut, queries.shape[2]) if cut else _nothing(queries, values)
 
     def _segment(self, segment: Taken, inputs: Sequence[Any], scale: float, masking: _Masking) -> Any:
         """Queries, keys and values of some tokens: written, attended to, counted, and dropped where it is due."""
@@ -162,6 +162,13 @@ class _Masking:
         shift = mx.array([columns - self.count - offset for offset in self.offsets], dtype=mx.int32)
         at = mx.clip(mx.minimum(positions, columns) + shift[:, None, None], 0, columns - 1)
         return mx.take_along_axis(mask, at[:, :, None, None], axis=-1)
+
+
+def _nothing(queries: Any, values: Any) -> Any:
+    """For a call of padding alone."""
+    import mlx.core as mx
+
+    return mx.zeros((*queries.shape[:3], values.shape[3]), dtype=queries.dtype)
 
 
 def _grouped(mask: Any, heads: int, groups: int) -> Any:

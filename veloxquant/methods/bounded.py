@@ -63,7 +63,7 @@ class BoundedMethod(Method):
     drops_tokens = True
     fused_attention = True
 
-    offered: tuple[tuple[int, int], ...] = ((1024, 8), (2048, 8), (1024, PLAIN))
+    offered: tuple[tuple[int, int], ...] = ((1024, PLAIN), (1024, 8), (2048, 8))
     """(budget, bits) of the variants that are planned with. 8 bits lose next to nothing, and 2,048 tokens at 8 bits
     lose a seventh of what 1,024 at 16 do in the same bytes; 4 bits lose more than half as many tokens at 8 bits. Heads
     whose width no group divides have 16 bits left."""
