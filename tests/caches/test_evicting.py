@@ -207,7 +207,7 @@ def step_calls(kind: str, rows: int, heads: int, count: int) -> int:
 def test_a_step_makes_as_many_calls_for_any_rows_heads_and_tokens(kind: str, seen: int) -> None:
     """8 rows as 1, 8 heads as 2, ten strides more; between evictions, and with one (after 159 tokens of 160)."""
     base = step_calls(kind, 1, 2, seen)
-    assert 15 < base < (70 if seen == 150 else 140)
+    assert 15 < base < (70 if seen == 150 else 180)
     assert step_calls(kind, 8, 2, seen) == step_calls(kind, 1, 8, seen) == step_calls(kind, 1, 2, seen + 320) == base
 
 
