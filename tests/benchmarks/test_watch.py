@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from watchdog.observers import Observer
 
 from veloxquant.benchmarks import watch
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.benchmarks.watch import Watcher
+from veloxquant.profiles.calibration import Calibration
 
 PATIENCE_S = 30.0
 """No test waits this long unless it fails."""
@@ -101,6 +104,24 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
             """There are none."""
 
     monkeypatch.setattr(watch, "Observer", NoObserver)
+
+
+def test_a_calibration_is_seen_by_event(directory: Path, started: Start) -> None:
+    """In a folder that was not there when the watch began, and again when its file is replaced or goes."""
+    seen = started(directory, **EVENTS_ONLY)
+    assert seen.until(lambda: seen.calls == 1)
+    store = Calibrations(directory)
+    found = Calibration(
+        model_id="org/model", architecture="llama", config_hash="0", tokens=1, text="a test", bits=(4,), layers=()
+    )
+    seen.database.load = store.look  # type: ignore[method-assign,assignment]
+    path = store.put(found)
+    assert seen.until(lambda: list(store.known) == [("org/model", "0")])
+    store.put(msgspec.structs.replace(found, tokens=2))
+    assert seen.until(lambda: [one.tokens for one in store.known.values()] == [2])
+    path.unlink()
+    assert seen.until(lambda: not store.known)
+    assert seen.watcher.state() == "native"
 
 
 def test_the_first_record_ever_is_seen_by_event(directory: Path, started: Start) -> None:

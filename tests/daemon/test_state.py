@@ -15,7 +15,7 @@ from veloxquant.daemon.state import State, moved
 from veloxquant.local import World
 from veloxquant.methods.registry import Loaded
 from veloxquant.planner.snapshot import NoRecords, QuarantinedMethod, Snapshot
-from veloxquant.profiles import HardwareProfile
+from veloxquant.profiles import Calibration, HardwareProfile
 
 GIB = 2**30
 MACHINE = HardwareProfile(
@@ -23,6 +23,13 @@ MACHINE = HardwareProfile(
 )
 RECORDS = NoRecords()
 LOADED = Loaded((), (), (), "a")
+
+
+def calibration() -> Calibration:
+    """Of a model without layers."""
+    return Calibration(
+        model_id="org/model", architecture="llama", config_hash="0", tokens=1, text="a test", bits=(4,), layers=()
+    )
 
 
 def world(**snapshot: Any) -> World:
@@ -61,9 +68,18 @@ def test_the_same_records_change_nothing(state: State, heard: list[frozenset[str
     assert (state.generation, heard) == (7, [])
 
 
+def test_other_calibrations_are_a_new_generation(state: State, heard: list[frozenset[str]]) -> None:
+    """Told as such; equal ones, read again, change nothing."""
+    for _ in range(2):
+        state.use_calibrations({("org/model", "0"): calibration()})
+        assert state.world.snapshot.calibration("org/model", "0") == calibration()
+        assert (state.generation, heard) == (8, [{"generation"}])
+
+
 @pytest.mark.parametrize(
     ("found", "topics"),
     [
+        ({"snapshot": Snapshot(MACHINE, (), RECORDS, calibrations={("m", "0"): calibration()})}, set()),
         ({"config": load(flags={"planner.reserve_bytes": 7})}, set()),
         ({"snapshot": Snapshot(MACHINE, (), records=NoRecords())}, {"records"}),
         ({"loaded": dataclasses.replace(LOADED, fingerprint="b")}, {"methods"}),
@@ -77,7 +93,7 @@ def test_the_same_records_change_nothing(state: State, heard: list[frozenset[str
             {"hardware"},
         ),
     ],
-    ids=["config", "records", "other methods", "a warning", "a fenced one", "hardware"],
+    ids=["calibrations", "config", "records", "other methods", "a warning", "a fenced one", "hardware"],
 )
 def test_a_reload_that_found_something_goes_on_counting(
     state: State, heard: list[frozenset[str]], found: dict[str, Any], topics: set[str]
