@@ -17,6 +17,7 @@ from veloxquant import local
 from veloxquant.daemon import log
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import Overloaded, VeloxError
+from veloxquant.profiles.calibration import digest
 from veloxquant.wire.answers import TracesState
 
 if TYPE_CHECKING:
@@ -114,5 +115,6 @@ def _key(source: ModelSource, world: World) -> bytes:
     machine = world.snapshot.hardware
     engine = (machine.mlx_version, machine.mlx_lm_version)
     calibration = world.snapshot.calibration(source.model_id, source.config_hash)
-    model = (source.model_id, source.config_hash, source.weights, calibration)
+    known = None if calibration is None else digest(calibration)
+    model = (source.model_id, source.config_hash, source.weights, known)
     return msgspec.json.encode((model, world.loaded.fingerprint, engine))

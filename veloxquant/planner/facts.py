@@ -10,6 +10,7 @@ import msgspec
 
 from veloxquant.planner.layout import engine_own
 from veloxquant.planner.memory import whole_bytes_per_token
+from veloxquant.profiles.calibration import digest as calibration_digest
 
 if TYPE_CHECKING:
     from veloxquant.planner.setting import Setting
@@ -80,7 +81,7 @@ def plan_id(setting: Setting, snapshot: Snapshot) -> str:
         (snapshot.generation, snapshot.reserve_bytes),
     )
     if setting.calibration is not None:
-        asked += (setting.calibration,)
+        asked += (calibration_digest(setting.calibration),)
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:_ID_DIGITS]
 
 

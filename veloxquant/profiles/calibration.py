@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from typing import Final, Literal
 
 import msgspec
@@ -73,6 +75,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     def layer(self, index: int) -> LayerSensitivity | None:
         """What was measured at this place of the engine's cache list, None where nothing was."""
         return next((layer for layer in self.layers if layer.index == index), None)
+
+
+@functools.lru_cache(maxsize=64)
+def digest(calibration: Calibration) -> str:
+    """SHA-256 of the whole, hexadecimal: megabytes for a large model, and asked for with every plan."""
+    return hashlib.sha256(msgspec.json.encode(calibration)).hexdigest()
 
 
 def _wrong(field: str, why: str) -> InvalidParams:
