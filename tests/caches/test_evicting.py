@@ -190,6 +190,19 @@ def test_a_prefill_holds_no_scores_of_the_whole_prompt() -> None:
     assert mx.get_peak_memory() - before < 2**26
 
 
+@pytest.mark.parametrize("kind", POLICIES)
+def test_decode_leaves_nothing_uncomputed_behind(kind: str) -> None:
+    """mlx-lm asks for tokens alone: after each of 200 steps MLX holds the cache's bytes, and less than 64 KiB more."""
+    cache = fresh(kind)
+    new, queries = normal(3, 1, HEADS, 1, WIDTH), normal(4, 1, 2 * HEADS, 1, WIDTH)
+    mx.eval(new, queries)
+    before = mx.get_active_memory()
+    for _ in range(200):
+        keys, values = cache.update_and_fetch(new, new)
+        mx.eval(keys.attend(queries, values, 0.3))
+        assert mx.get_active_memory() - before < cache.nbytes + 2**16
+
+
 def step_calls(kind: str, rows: int, heads: int, count: int) -> int:
     """MLX operations of a decode step, cache and attention: the nodes of its graph, nothing else being unevaluated."""
     cache = fresh(kind)

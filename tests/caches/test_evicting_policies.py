@@ -191,6 +191,16 @@ def test_of_equal_tokens_the_newer_stay() -> None:
     assert positions(cache) == [list(range(24, 64))] * HEADS
 
 
+def test_sums_of_attention_do_not_overflow() -> None:
+    """128 query heads over one KV head, all of whose attention goes to token 0, for 256 tokens: it stays."""
+    cache = EvictingKVCache(FloatCodec(WIDTH), FloatCodec(WIDTH), HeavyHitters(recent=20), BUDGET, 64)
+    queries = mx.ones((1, 128, 256, WIDTH))
+    same = mx.where(mx.arange(256)[:, None] == 0, 10.0, 0.0) * mx.ones((1, 1, 256, WIDTH))
+    keys, values = cache.update_and_fetch(same, same)
+    mx.eval(keys.attend(queries, values, SCALE, "causal"))
+    assert positions(cache)[0] == [0, *range(256 - BUDGET + 1, 256)]
+
+
 def test_the_rule_is_arithmetic_of_length() -> None:
     """Budget 40, stride 16: the first eviction at 48, then every 16; between 40 and 56 held, 56 slots at most."""
     rule = Rule(40, 16)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import batch_masks
 from veloxquant.caches.attention import Packed
-from veloxquant.caches.eviction import UNIT, Rule
+from veloxquant.caches.eviction import MOST, UNIT, Rule
 from veloxquant.caches.rows import Taken
 from veloxquant.errors import MethodRefused
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SCORES = 2**22
 """Most scores of one sequence at a time: 16 MiB in float32. More cut a segment in smaller ones."""
+_VOTES = MOST // UNIT - 1
+"""Most query rows of one KV head at a time: all they have to give, on top of MOST, is an int32 still."""
 
 
 class Coming(Packed):
@@ -58,7 +60,8 @@ class Call:
             )
         self.done = True
         masking = _Masking(mask, queries, keys.shape[1], self.taken)
-        tile = max(1, SCORES // (queries.shape[1] * (self.rule.budget + self.rule.stride)))
+        heads, room = queries.shape[1], self.rule.budget + self.rule.stride
+        tile = max(1, min(SCORES // (heads * room), _VOTES * keys.shape[1] // heads))
         outputs: list[Any] = []
         cut = segments(self.taken, self.rule.stride, tile)
         for segment in cut:
@@ -88,6 +91,8 @@ class Call:
         mixed = slots.value_codec.mix(weights.reshape(*rows, room), slots.values(room), ())
         out = slots.value_codec.settle(mixed, ()).astype(queries.dtype).reshape(batch, heads, count, -1)
         self._watch(weights, segment, times)
+        if slots.policy.watches:  # decode asks for `out` alone: sums left lazy would keep the weights of every step
+            (out,) = mx.depends([out], slots.arrays[-1:])
         rows_due = [row for row, end in enumerate(ends) if segment.counts[row] and rule.due(end)]
         if rows_due:
             slots.evict(rule, rows_due, [ends[row] for row in rows_due])
