@@ -17,7 +17,7 @@ from veloxquant.models import profile as profiles
 from veloxquant.models.exchange import Failed
 from veloxquant.models.resolve import ModelSource, resolve
 from veloxquant.models.trace import Trace
-from veloxquant.models.trace_worker import engine, layers, parameters, tracing
+from veloxquant.models.trace_worker import engine, heads, layers, parameters, tracing
 from veloxquant.profiles import CacheLayer, CachePart, ModelProfile
 
 if TYPE_CHECKING:
@@ -311,16 +311,20 @@ def test_a_model_larger_than_any_is_invalid(tiny: dict[str, Any], absurd: dict[s
 def test_watching_leaves_the_engine_as_it_was() -> None:
     """Also when the watched call fails."""
     from mlx import nn
+    from mlx_lm.models import cache
 
-    before = (nn.Embedding.__call__, nn.Embedding.as_linear, mx.fast.scaled_dot_product_attention)
+    def found() -> tuple[Any, ...]:
+        updates = (getattr(cache, name).update_and_fetch for name in heads.CLASSES)
+        return nn.Embedding.__call__, nn.Embedding.as_linear, mx.fast.scaled_dot_product_attention, *updates
 
     def fail() -> None:
-        with parameters.watching():
+        with parameters.watching(), heads.noting():
             raise LookupError
 
+    before = found()
     with pytest.raises(LookupError):
         fail()
-    assert (nn.Embedding.__call__, nn.Embedding.as_linear, mx.fast.scaled_dot_product_attention) == before
+    assert found() == before
 
 
 @pytest.mark.parametrize(("name", "blocks", "shared", "caches"), [("gemma4", 10, 4, 6), ("gemma3n", 4, 2, 2)])
@@ -361,8 +365,8 @@ def test_a_state_that_grows_is_not_taken_for_a_constant() -> None:
     state = ArraysCache(1)
     state[0] = mx.zeros((1, 32))
     with pytest.raises(engine.EngineRefused, match="layer 0 changes its size"):
-        layers.read([state], [1 * 24 * 4], {})
-    assert layers.read([state], [1 * 32 * 4], {})[0].parts[0].state_bytes == 128
+        layers.read([state], [1 * 24 * 4], {}, {})
+    assert layers.read([state], [1 * 32 * 4], {}, {})[0].parts[0].state_bytes == 128
 
 
 def test_a_cache_that_breaks_its_rule_is_refused_with_both_figures() -> None:
@@ -370,13 +374,13 @@ def test_a_cache_that_breaks_its_rule_is_refused_with_both_figures() -> None:
     cache = KVCache()
     cache.update_and_fetch(mx.zeros((1, 1, 300, 4)), mx.zeros((1, 1, 300, 4)))
     with pytest.raises(engine.EngineRefused, match=f"holds {512 * 32} bytes where its rule gives {256 * 32}"):
-        layers.read([cache], [0], {})
+        layers.read([cache], [0], {}, {})
 
 
 def test_a_model_without_layers_is_invalid() -> None:
     """There is nothing to plan for."""
     with pytest.raises(engine.EngineRefused, match="without layers"):
-        layers.read([], [], {})
+        layers.read([], [], {}, {})
 
 
 def eight_bits_at_the_end(path: str, _: Any) -> bool | dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from veloxquant.models.weights import WeightFacts
     from veloxquant.profiles import Calibration, ModelProfile
 
-TRACE_SCHEMA = 3
+TRACE_SCHEMA = 4
 """Raised when what a trace says, or how it is found, changes; part of the key of kept profiles."""
 
 _MORE_ROOM = "ask again when the machine is less busy, or raise trace.timeout_s or trace.memory_limit_bytes"

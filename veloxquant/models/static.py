@@ -166,10 +166,13 @@ class _Reader:
         for what, count in (("count of KV heads", heads), ("key width", key_width), ("value width", value_width)):
             if not 0 < count <= _MAX_WIDTH:
                 _invalid(f"the config gives a {what} of {count}, which is not between 1 and {_MAX_WIDTH}")
+        # Latent attention calls the engine's with a score-sized mask; elsewhere what is not fused is the model's own.
+        known = latent or self._family.fused
         return CachePart(
             kind="window" if window else "kv",
             engine_class="RotatingKVCache" if window else "KVCache",
             heads=heads,
+            query_heads=self._need(fields.QUERY_HEADS) if known else 0,
             key_width=key_width,
             value_width=value_width,
             key_itemsize=_ITEMSIZE[self._dtype],

@@ -26,6 +26,8 @@ class CachePart(msgspec.Struct, frozen=True, kw_only=True):
     engine_class: str
     heads: int = 0
     """KV heads."""
+    query_heads: int = 0
+    """Query heads of the engine's attention over it; 0: not known, as where a model computes attention itself."""
     key_width: int = 0
     value_width: int = 0
     key_itemsize: int = 0

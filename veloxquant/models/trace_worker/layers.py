@@ -23,11 +23,14 @@ _KINDS: Mapping[str, PartKind] = {
 _ENGINE_MODULE = "mlx_lm.models.cache"
 
 
-def read(caches: Sequence[Any], after_prefill: Sequence[int], config: Mapping[str, Any]) -> tuple[CacheLayer, ...]:
+def read(
+    caches: Sequence[Any], after_prefill: Sequence[int], config: Mapping[str, Any], heads: Mapping[int, int]
+) -> tuple[CacheLayer, ...]:
     """One CacheLayer for each entry of the engine's cache list, after the calls of a trace.
 
-    `after_prefill` is what `state_bytes` gave before the single-token calls. Raises EngineRefused naming a cache class
-    whose growth is not known, one that does not grow by its rule, or a state that grows at all.
+    `after_prefill` is what `state_bytes` gave before the single-token calls, `heads` what `heads.noting` did. Raises
+    EngineRefused naming a cache class whose growth is not known, one that does not grow by its rule, or a state that
+    grows at all.
     """
     grown = [
         index for index, (was, now) in enumerate(zip(after_prefill, state_bytes(caches), strict=True)) if was != now
@@ -45,7 +48,7 @@ def read(caches: Sequence[Any], after_prefill: Sequence[int], config: Mapping[st
             "give the complete config.json of the checkpoint",
         )
     rank = fields.whole(config, ("kv_lora_rank",))
-    return tuple(_layer(index, cache, rank) for index, cache in enumerate(caches))
+    return tuple(_layer(index, cache, rank, heads) for index, cache in enumerate(caches))
 
 
 def state_bytes(caches: Sequence[Any]) -> list[int]:
@@ -55,8 +58,8 @@ def state_bytes(caches: Sequence[Any]) -> list[int]:
     ]
 
 
-def _layer(index: int, cache: Any, rank: int | None) -> CacheLayer:
-    parts = tuple(part for inner in _flat(cache) for part in _parts(inner, rank))
+def _layer(index: int, cache: Any, rank: int | None, heads: Mapping[int, int]) -> CacheLayer:
+    parts = tuple(part for inner in _flat(cache) for part in _parts(inner, rank, heads.get(id(inner), 0)))
     ruled = sum(part_bytes(part, TRACE_RUNS) for part in parts)
     held = held_bytes(cache)
     if ruled != held:
@@ -75,7 +78,7 @@ def _flat(cache: Any) -> list[Any]:
     return [leaf for inner in cache.caches for leaf in _flat(inner)]
 
 
-def _parts(cache: Any, rank: int | None) -> list[CachePart]:
+def _parts(cache: Any, rank: int | None, query_heads: int) -> list[CachePart]:
     name = type(cache).__name__
     if type(cache).__module__ != _ENGINE_MODULE or (name not in _KINDS and name != "ArraysCache"):
         raise EngineRefused(
@@ -88,16 +91,17 @@ def _parts(cache: Any, rank: int | None) -> list[CachePart]:
         return [CachePart(kind="state", engine_class=name, state_bytes=held_bytes(cache))]
     if cache.keys is None:
         return []  # the model never writes to it
-    return [_kv_part(cache, _KINDS[name], rank)]
+    return [_kv_part(cache, _KINDS[name], rank, query_heads)]
 
 
-def _kv_part(cache: Any, kind: PartKind, rank: int | None) -> CachePart:
+def _kv_part(cache: Any, kind: PartKind, rank: int | None, query_heads: int) -> CachePart:
     keys, values = cache.keys, cache.values
     heads, key_width = keys.shape[1], keys.shape[3]
     return CachePart(
         kind=kind,
         engine_class=type(cache).__name__,
         heads=heads,
+        query_heads=query_heads,
         key_width=key_width,
         value_width=values.shape[3],
         key_itemsize=keys.itemsize,

@@ -10,7 +10,7 @@ import msgspec
 
 from veloxquant.models import fields
 from veloxquant.models.exchange import PREFILL_TOKENS, Failed, Probed, Traced
-from veloxquant.models.trace_worker import engine, layers, parameters
+from veloxquant.models.trace_worker import engine, heads, layers, parameters
 from veloxquant.models.trace_worker.engine import EngineRefused
 from veloxquant.models.trace_worker.factory import load_factory
 from veloxquant.models.trace_worker.probes import Prober
@@ -54,9 +54,9 @@ def answers(request: TraceRequest) -> Iterator[Answer]:
 def trace(config: Mapping[str, Any], dtype: str) -> ModelProfile:
     """What the engine says of a config: layers from its own caches, cost from its own weights. Raises EngineRefused."""
     model = engine.build(config, dtype)
-    with parameters.watching() as seen:
+    with parameters.watching() as seen, heads.noting() as query_heads:
         caches, states = engine.traced_caches(model, config, layers.state_bytes)
-    found = layers.read(caches, states, config)
+    found = layers.read(caches, states, config, query_heads)
     blocks = getattr(model, "layers", None)
     count = len(blocks) if blocks is not None else fields.whole(config, fields.NUMBER_OF_LAYERS) or len(found)
     shared, notes = _without_cache(config, count - len(found))
