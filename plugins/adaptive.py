@@ -40,6 +40,9 @@ _WIDEST, _WIDEST_VALUE = 256, 2**13
 """Numbers of a key: a byte tells a channel. Of a value: what is rotated."""
 _MOST_CLASSES = 4
 _RECENT_BITS = 8
+_MOST_LETTERS = 220 * 2**10
+"""Of all layers, base64: an answer of the daemon is at most 1 MiB, and four variants are planned with. 80 layers of 64
+KV heads of width 128 fit."""
 
 _HARD_KL = (
     (2.375, 0.0862),
@@ -161,6 +164,10 @@ class Adaptive(Method):
             classes = len(layer.key_classes)
             keys, values = ",".join(bits[:classes]), ",".join(bits[classes:])
             told.append({"keys": keys, "values": values, "order": _written(layer.key_order, classes)})
+        letters = sum(len(str(own["order"])) for own in told)
+        if letters > _MOST_LETTERS:
+            why = f"the order of all channels takes {letters} letters, and a plan has room for {_MOST_LETTERS}"
+            raise MethodRefused(why, hint="choose another method")
         return told
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:

@@ -23,6 +23,8 @@ import veloxquant
 from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.benchmarks.storage import RECORD_NAME
 from veloxquant.caches.held import held_bytes
+from veloxquant.config import load as load_config
+from veloxquant.ctl import checks_stores
 from veloxquant.measure import loading, sensitivity
 
 Run = Callable[..., Any]
@@ -168,6 +170,21 @@ def test_a_calibration_makes_a_running_daemon_offer_adaptive(
     assert len(tokens) == len(PROMPT)
     assert all(cache.offset >= len(PROMPT) for cache in caches)
     assert sum(map(held_bytes, caches)) == chosen["memory"]["stored_bytes"]
+
+
+def test_doctor_names_what_is_not_used(tmp_path: Path) -> None:
+    """Sound, then with a broken file, then with a folder that is none."""
+    config = load_config(flags={"records.directory": str(tmp_path)})
+    assert checks_stores.calibrations_readable(config).state == "ok"
+    (tmp_path / "calibrations").mkdir()
+    (tmp_path / "calibrations" / "bad.json").write_text("{")
+    found = checks_stores.calibrations_readable(config)
+    assert found.state == "note"
+    assert "bad.json: it is no calibration" in found.text
+    (tmp_path / "calibrations" / "bad.json").unlink()
+    (tmp_path / "calibrations").rmdir()
+    (tmp_path / "calibrations").write_text("")
+    assert checks_stores.calibrations_readable(config).state == "failed"
 
 
 def test_a_plan_without_a_daemon_uses_it_too(ctl: Run, folder: str, tmp_path: Path) -> None:

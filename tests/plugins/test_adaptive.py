@@ -175,6 +175,22 @@ def test_a_calibration_of_other_widths_of_codes_is_read_for_those_that_can_be_pa
         dealt(variant(), {0: part}, msgspec.structs.replace(known, bits=(1, 7, 9), layers=(layer,)))
 
 
+def test_more_channels_than_an_answer_holds_are_refused() -> None:
+    """80 layers of 64 KV heads of width 128 take 80 x 2,732 letters; 90 are too many for four variants in 1 MiB."""
+    part = part_of(128, 128, heads=64)
+    one = sensitive(0, part)
+    fits, exceeds = (dict.fromkeys(range(count), part) for count in (80, 90))
+    told = [
+        calibration({0: part}, layers=tuple(msgspec.structs.replace(one, index=at) for at in parts))
+        for parts in (fits, exceeds)
+    ]
+    orders = [str(own["order"]) for own in METHOD.layer_params(variant(), places(fits), told[0]) or ()]
+    assert sum(map(len, orders)) == 80 * 2732
+    assert 4 * 80 * 2732 < 2**20
+    with pytest.raises(MethodRefused, match="245880 letters"):
+        METHOD.layer_params(variant(), places(exceeds), told[1])
+
+
 @pytest.mark.parametrize(
     ("params", "widths", "reason", "why"),
     [

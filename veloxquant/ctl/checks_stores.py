@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DISK_BYTES = 256 * 2**20
 """A trace takes some 100 KiB, a record 1 KiB; below this everything else on the machine is in trouble, too."""
 _SKEW_S = 5.0
+_TOLD = 3
 _BUILT = 1_767_225_600
 """1 January 2026: a clock before it is wrong, since this program is younger."""
 
@@ -43,6 +44,23 @@ def records_writable(config: Config) -> Finding:
     """Measurements can be kept."""
     directory = local.records_directory(config)
     return _writable(directory, "measurements cannot be kept", "records.directory")
+
+
+def calibrations_readable(config: Config) -> Finding:
+    """Those beside the records can be read; which are not used, and why."""
+    from veloxquant.benchmarks.calibrations import Calibrations
+
+    try:
+        store = Calibrations(local.records_directory(config))
+    except StoreError as error:
+        return failed(error.message, error.hint or "set records.directory to a folder of your own")
+    store.look()
+    if store.trouble is not None:
+        return failed(store.trouble, "make the folder readable, or set records.directory")
+    if store.skipped:
+        told = "; ".join(f"{name}: {why}" for name, why in list(store.skipped.items())[:_TOLD])
+        return note(f"{len(store.known):,} calibrations used; {told}", f"look into {store.folder}")
+    return ok(f"{len(store.known):,} calibrations used in {store.folder}")
 
 
 def methods(_config: Config) -> Finding:

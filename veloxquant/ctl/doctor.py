@@ -31,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "methods": checks_stores.methods,
     "records": checks_stores.records_readable,
     "record folder": checks_stores.records_writable,
+    "calibrations": checks_stores.calibrations_readable,
     "trace cache": checks_stores.traces_writable,
     "disk": checks_stores.disk_space,
     "clock": checks_stores.clock,

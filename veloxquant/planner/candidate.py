@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
 """Kept layers that mlx-lm's own --kv-bits passes over; it raises on windows and breaks latents and donors."""
 
+_LONGEST_TEXT = 64
+"""Letters of a parameter that a term of memory repeats; `cache_config` has them all."""
+
 
 def candidate(option: Option) -> Candidate:
     """Everything the plan says about one variant."""
@@ -75,7 +78,8 @@ def _term(option: Option, term: Term) -> MemoryTerm:
 def _own_params(option: Option, params: Mapping[str, Any]) -> dict[str, Any]:
     """What these layers have in the place of, or beside, the variant's own parameters."""
     shared = option.offer.variant.params
-    return {name: value for name, value in sorted(params.items()) if name not in shared or shared[name] != value}
+    own = {name: value for name, value in sorted(params.items()) if name not in shared or shared[name] != value}
+    return {name: value for name, value in own.items() if not isinstance(value, str) or len(value) <= _LONGEST_TEXT}
 
 
 def _fit(option: Option) -> Fit:
