@@ -13,6 +13,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.errors import InvalidParams, MethodRefused
 from veloxquant.measure import sensitivity
+from veloxquant.measure.conformance import models
 from veloxquant.measure.sensitivity import codecs, look, sensitivities
 
 TOKENS, VOCABULARY = 132, 11
@@ -210,3 +211,17 @@ def test_draws_are_at_least_one() -> None:
     """Without one there is no gradient."""
     with pytest.raises(InvalidParams, match="draws"):
         sensitivities(Linear(), IDS, (4,), codecs, draws=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma3_text", "qwen3_next", "phi3"])
+def test_real_architectures_are_measured_where_they_grow_plainly(name: str) -> None:
+    """Experts, windows, recurrent layers: each plain cache of the trace, with its heads and widths, and no other."""
+    growing = {layer.index: part for layer in models.profile(name).layers if (part := layer.packable) is not None}
+    found = sensitivities(models.model(name), models.text()[:130], (2, 4), codecs, draws=1)
+    assert [layer.index for layer in found] == sorted(growing)
+    for layer in found:
+        part = growing[layer.index]
+        assert (len(layer.key), len(layer.value)) == (part.heads, part.heads)
+        assert {len(order) for order in layer.key_order} == {part.key_width}
+        assert all(0 <= row[1] <= row[0] < 1 for row in layer.tables)
+        assert sum(row[0] for row in layer.tables) > 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SKIPPED_BY_ENGINE = frozenset({"state", "composite"})
 """Kept layers that mlx-lm's own --kv-bits passes over; it raises on windows and breaks latents and donors."""
 
-_LONGEST_TEXT = 64
+_LONGEST_TEXT = 40
 """Letters of a parameter that a term of memory repeats; `cache_config` has them all."""
 
 
