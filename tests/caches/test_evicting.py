@@ -383,8 +383,9 @@ def test_codecs_that_cannot_lose_a_token_are_refused() -> None:
         {"name": "turboquant_mse", "width": WIDTH, "bits": 2, "outlier_bits": 6, "outlier_channels": 5},
     ]
     for codec in refused:
-        with pytest.raises(MethodRefused):
-            EvictingKVCache(make(codec), make(FLOAT), Streaming(), BUDGET)
+        for pair in ((codec, FLOAT), (FLOAT, codec)):
+            with pytest.raises(MethodRefused):
+                EvictingKVCache(make(pair[0]), make(pair[1]), Streaming(), BUDGET)
     with pytest.raises(InvalidParams):
         EvictingKVCache(make(FLOAT), make(FLOAT), HeavyHitters(recent=97), BUDGET)
 
@@ -395,6 +396,26 @@ def test_a_state_of_another_layout_or_policy_is_refused() -> None:
     for change in ({"layout": 2}, {"policy": {"name": "later"}}, {"keys": {"name": "later"}}):
         with pytest.raises(VeloxError):
             EvictingKVCache.from_state((*rest, json.dumps({**json.loads(text), **change})))
+
+
+def test_a_state_that_does_not_hang_together_is_refused() -> None:
+    """No JSON, parts that are missing, arrays too few or too short for the tokens, a length below 0."""
+    held, offset, text = filled("h2o", [150]).state
+    parts = json.loads(text)
+    short = tuple(array[:, :, :40] for array in held)
+    texts = ["x", "[]", json.dumps({"layout": 1}), json.dumps({**parts, "policy": "h2o"})]
+    wrong = [(held, offset, other) for other in texts]
+    wrong += [
+        (held[:-1], offset, text),
+        ((), offset, text),
+        (short, offset, text),
+        (held[:-1] + short[:1], offset, text),
+    ]
+    wrong += [(held, other, text) for other in (-5, 0, 64)]
+    for state in wrong:
+        with pytest.raises(MethodRefused):
+            EvictingKVCache.from_state(state)
+    assert EvictingKVCache.from_state((held, offset, text)).offset == offset
 
 
 def test_it_is_never_falsy_and_its_bits_are_no_numbers() -> None:

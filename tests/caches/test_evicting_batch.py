@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import re
 from functools import cache as once
 from typing import TYPE_CHECKING, Any
@@ -199,6 +200,18 @@ def test_a_batch_is_saved_and_goes_on_as_it_would(kind: Kind, tmp_path: Path) ->
     assert {id(array) for array in arrays(loaded)} == {id(array) for array in arrays(loaded.state)}
     rows.twin = loaded
     rows.decode(50)
+
+
+def test_a_batch_that_does_not_hang_together_is_refused() -> None:
+    """Rows that are not described, or others than the arrays have: typed."""
+    rows = drive(("h2o", "float"))
+    rows.start([5, 90])
+    held, text = rows.twin.state
+    parts = json.loads(text)
+    for other in ({}, {**parts["rows"], "lengths": [5, 300, 9]}, {**parts["rows"], "lengths": [5, 3]}, [5, 90]):
+        with pytest.raises(MethodRefused):
+            BatchEvictingKVCache.from_state((held, json.dumps({**parts, "rows": other})))
+    assert BatchEvictingKVCache.from_state((held, text)).rows.lengths == [5, 90]
 
 
 def test_masks_are_those_of_the_engines_own_batch() -> None:

@@ -20,10 +20,10 @@ from veloxquant.caches.evicting_attention import Call, Coming
 from veloxquant.caches.evicting_slots import Slots
 from veloxquant.caches.eviction import STRIDE, Rule
 from veloxquant.caches.rows import Taken
-from veloxquant.errors import MethodRefused
+from veloxquant.errors import MethodRefused, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from veloxquant.caches.codec import Codec
     from veloxquant.caches.evicting_batch import BatchEvictingKVCache
@@ -109,23 +109,34 @@ class Evicting:
 
     def _restore(self, arrays: Any, text: str) -> dict[str, Any]:
         """Take over a state; what its text says. Raises MethodRefused for one that is not ours."""
-        from veloxquant.caches import codecs
-
-        described: dict[str, Any] = json.loads(text)
-        if described.get("layout") != LAYOUT:
-            raise MethodRefused(
-                f"the saved cache has layout {described.get('layout')} and this version reads {LAYOUT}",
-                hint="make the prompt cache again",
-            )
+        described = _read(text)
         registration.register()
-        self.policy = eviction.make(described["policy"])
-        self.rule = Rule(described["budget"], described["stride"]).check(self.policy)
-        self.slots = Slots(codecs.make(described["keys"]), codecs.make(described["values"]), self.policy)
+        try:
+            self._make(described)
+        except (KeyError, TypeError, ValueError) as error:
+            raise not_ours(f"{type(error).__name__}: {error}") from error
         # Copies of the references: writing to an array would otherwise write to the cache that the state came from.
         # A saved file has a mapping in the place of an empty list.
         self.slots.arrays = [copy.copy(array) for array in arrays] if arrays else []
         self._call = None
         return described
+
+    def _make(self, described: Mapping[str, Any]) -> None:
+        from veloxquant.caches import codecs
+
+        self.policy = eviction.make(described["policy"])
+        self.rule = Rule(described["budget"], described["stride"]).check(self.policy)
+        self.slots = Slots(codecs.make(described["keys"]), codecs.make(described["values"]), self.policy)
+
+    def _check_arrays(self, longest: int) -> None:
+        """Raises MethodRefused unless the arrays are those of a longest row of so many tokens."""
+        arrays, room = self.slots.arrays, self.rule.slots(longest)
+        count = self.slots.count if arrays or longest else 0
+        shapes = {tuple(array.shape[:3]) for array in arrays}
+        if longest < 0 or len(arrays) != count or len(shapes) > 1 or any(shape[2] != room for shape in shapes):
+            raise not_ours(
+                f"{longest} tokens are {count} arrays of {room} slots, not {len(arrays)} of {quoted(shapes)}"
+            )
 
     def check_like(self, other: Evicting) -> None:
         """Raises MethodRefused unless the other one keeps tokens as this one does."""
@@ -167,6 +178,7 @@ class EvictingKVCache(Evicting):
         """Raises MethodRefused for a state that is not one of ours."""
         arrays, offset, text = state
         self._restore(arrays, text)
+        self._check_arrays(int(offset))
         self.offset = int(offset)
 
     @classmethod
@@ -190,3 +202,23 @@ class EvictingKVCache(Evicting):
     def size(self) -> int:
         """Tokens seen, dropped ones too: what mlx-lm counts prompts by."""
         return self.offset
+
+
+def _read(text: str) -> dict[str, Any]:
+    """A state's text. Raises MethodRefused for one of another layout, or of none."""
+    try:
+        described = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise not_ours(str(error)) from error
+    layout = described.get("layout") if isinstance(described, dict) else None
+    if layout != LAYOUT:
+        raise MethodRefused(
+            f"the saved cache has layout {quoted(layout)} and this version reads {LAYOUT}",
+            hint="make the prompt cache again",
+        )
+    return dict(described)
+
+
+def not_ours(why: str) -> MethodRefused:
+    """What a state that these caches did not write is refused with."""
+    return MethodRefused(f"the saved cache is none of ours ({why})", hint="make the prompt cache again")

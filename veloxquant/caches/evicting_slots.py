@@ -26,6 +26,8 @@ class Slots:
         """What the key codec stores, what the value codec stores, positions, and sums of attention if any are kept."""
         self._keys = _stored(key_codec)
         self._extra = 2 if policy.watches else 1
+        self.count = self._keys + _stored(value_codec) + self._extra
+        """Arrays there are, from the first token on."""
 
     def coded(self, keys: Any, values: Any, positions: Any) -> list[Any]:
         """New tokens as they are stored, without sums of attention; positions (rows, 1, tokens, 1)."""
