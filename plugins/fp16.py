@@ -21,6 +21,10 @@ class EngineOwn(Method):
     name = "fp16"
     version = "1"
     summary = "the engine's own caches, nothing packed"
+    idea = (
+        "Nothing is lost where nothing is packed: the measure for every other method, and the best one while it fits."
+    )
+    keeps = "Everything, as the model computes it."
     batchable = True
     fused_attention = True
 

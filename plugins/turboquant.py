@@ -111,6 +111,8 @@ class TurboQuantMSE(Method):
     version = "1"
     summary = "random rotation and Lloyd-Max levels, packed from the first token"
     paper = "2504.19874"
+    idea = "Rotated at random, every number follows one known distribution, whose best levels need no calibration."
+    keeps = "Nothing but the size of each K and V, one number."
     batchable = True
     fused_attention = True
 
@@ -221,6 +223,8 @@ class TurboQuantProd(TurboQuantMSE):
 
     name = "turboquant_prod"
     summary = "random rotation, levels and a one-bit sketch of what they leave: unbiased scores"
+    idea = "Signs of random projections of what the levels leave make the scores of keys right on average."
+    keeps = "Nothing but the size of each K and V, and of what the levels leave of each K."
 
     label = "turboquant-prod"
     unlike = ()

@@ -71,11 +71,33 @@ def test_llama_at_32k_on_a_16_gb_mac_keeps_16_bit(ask: Ask, published: Published
     assert plan["model"]["source"] == "traced"
 
 
-def test_llama_at_128k_on_a_16_gb_mac_takes_4_bits(ask: Ask, published: Published) -> None:
-    """16 bit and 8 bit do not fit, 4 bits in groups of 64 do, with a quality warning and the largest 8-bit context."""
+def test_llama_at_128k_on_a_16_gb_mac_packs_as_finely_as_fits(ask: Ask, published: Published) -> None:
+    """16 bit and 8 bit do not fit; keys of 5 bits and values of 4 do, leave a tenth free, and need no warning.
+
+    Of 131,072 tokens 4 + 64 stay out of whole groups of 64: 131,004 // 64 = 2,046 groups are packed, at 5 + 32 / 64 and
+    4 + 16 / 64 bits a number of 32 layers x 8 heads x 128.
+    """
+    config = published(LLAMA)
+    code, plan = ask("plan", "--context", "128k", "--config", config, "--weights", "4.5GiB", "--generate", "0", *MAC_16)
+    assert (code, plan["decision"], plan["warnings"]) == (0, "quantize", [])
+    chosen, out = plan["chosen"], rejected(plan)
+    assert (chosen["params"]["key_bits"], chosen["params"]["value_bits"]) == (5, 4)
+    packed = 2046 * 64 * 32 * 8 * 128 * (5.5 + 4.25) / 8
+    assert chosen["memory"]["stored_bytes"] == packed + chosen["memory"]["fixed_bytes"]
+    assert chosen["memory"]["fixed_bytes"] < packed / 100
+    working_set = round(11.8 * GIB)
+    assert chosen["fit"]["total_bytes"] <= working_set * 0.9
+    assert chosen["quality"]["kl_mean"] == min(one["quality"]["kl_mean"] for one in candidates(plan).values())
+    assert out["fp16"]["reason"] == out["affine8-g64"]["reason"] == "does_not_fit"
+    assert out["affine4-g64"]["reason"] == "quality_below_floor"
+
+
+def test_llama_at_128k_on_a_16_gb_mac_with_the_engines_own_formats(ask: Ask, published: Published) -> None:
+    """Of 4 and 8 bits in groups of 64, 4 fit, with a quality warning and the largest 8-bit context."""
     config = published(LLAMA)
     question = ("--config", config, "--weights", "4.5GiB", "--generate", "0", *MAC_16)
-    code, plan = ask("plan", "--context", "128k", *question)
+    offer = ("fp16", "affine4-g64", "affine8-g64")
+    code, plan = ask("plan", "--context", "128k", *question, "--method", *offer)
     assert (code, plan["decision"], plan["chosen"]["label"]) == (0, "quantize", "affine4-g64")
     assert plan["chosen"]["memory"]["stored_bytes"] == 4.5 * GIB
     out = rejected(plan)

@@ -62,7 +62,7 @@ PACKED = {
 }
 """Where a layer takes a packed cache: the variant that is forced, and the layers it packs."""
 
-REFUSED = {"latents": "no attribute 'swapaxes'", "composite": "no layer is a plain growing cache"}
+REFUSED = {"latents": "have no 'swapaxes'", "composite": "no layer is a plain growing cache"}
 """Where none does: the engine's own error, or what there is instead."""
 
 

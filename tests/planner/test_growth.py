@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from planner_kit import (
     Counting,
     Own,
+    Packed,
     PerLayer,
     ask,
     candidate,
@@ -31,7 +32,7 @@ from veloxquant.planner.fit import fit
 from veloxquant.planner.growth import Reader, by_length, pace
 from veloxquant.planner.plan import plan
 from veloxquant.planner.request import PlanRequest
-from veloxquant.profiles import Calibration, LayerSensitivity, ModelProfile, Probe, WorkloadProfile
+from veloxquant.profiles import Calibration, KeptLayer, LayerSensitivity, ModelProfile, Probe, WorkloadProfile
 
 ROOMY = mac(4096)
 SLOT = 8 * 2 * 128 * 4 // 8
@@ -239,6 +240,16 @@ def test_a_variant_that_lacks_a_calibration_is_rejected_with_the_way_out() -> No
     refused = rejection(calibrated(llama_8b(config_hash="abc")), "needy")
     assert refused.reason == "not_calibrated"
     assert refused.detail == "this model was not calibrated: run a calibration"
+
+
+def test_a_calibration_that_nobody_made_promises_no_packing() -> None:
+    """Where the engine refuses what was tried, an untried variant does not turn "nothing can be packed" into a choice."""
+    probe = Probe(method="affine", label="affine4-g64", kept=(KeptLayer(index=0, reason="sinks", detail="why"),))
+    needy = Needy("needy", 4, 0.001, step=64, bound=1024)
+    on_offer = offers(Own(), Packed(bits=(4,), groups=(64,)), needy)
+    answer = ask(model([kv(8, 128)], probes=(probe,)), ROOMY, on_offer=on_offer)
+    assert rejection(answer, "needy").reason == "not_calibrated"
+    assert answer.decision == "nothing_to_quantize"
 
 
 def test_a_calibration_is_of_one_model_and_one_config() -> None:

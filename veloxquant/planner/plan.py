@@ -70,8 +70,12 @@ def _decision(setting: Setting, chosen: Option | None, found: Sequence[Option | 
 _CANNOT_PACK = ("not_supported_by_engine", "width_not_divisible")
 
 
+_UNTRIED = ("not_requested", "drops_tokens", "not_calibrated")
+"""Whether the model could take such a variant was not looked at."""
+
+
 def _asked(one: Option | Rejected) -> bool:
-    return isinstance(one, Option) or one.reason not in ("not_requested", "drops_tokens")
+    return isinstance(one, Option) or one.reason not in _UNTRIED
 
 
 def _rejected(
