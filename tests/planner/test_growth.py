@@ -243,7 +243,7 @@ def test_a_variant_that_lacks_a_calibration_is_rejected_with_the_way_out() -> No
 
 
 def test_a_calibration_that_nobody_made_promises_no_packing() -> None:
-    """Where the engine refuses what was tried, an untried variant does not turn "nothing can be packed" into a choice."""
+    """Where the engine refuses all that was tried, an untried variant does not make "nothing to quantize" a choice."""
     probe = Probe(method="affine", label="affine4-g64", kept=(KeptLayer(index=0, reason="sinks", detail="why"),))
     needy = Needy("needy", 4, 0.001, step=64, bound=1024)
     on_offer = offers(Own(), Packed(bits=(4,), groups=(64,)), needy)
