@@ -160,6 +160,22 @@ def test_slots_are_counted_at_all_lengths_and_never_fall(simple: Any, slots: Any
     check_figures(bounded, [V])
 
 
+def test_divergence_by_length_never_falls(simple: Any) -> None:
+    """More tokens lose no less; each answer is checked as the prior is."""
+
+    def telling(figure: Any) -> Any:
+        def quality_at(self: Any, variant: Any, tokens: int) -> Any:
+            return msgspec.structs.replace(GOOD_PRIOR, low=0.0, kl_mean=figure(tokens), high=10.0)
+
+        return type("Inner", (simple,), {"quality_at": quality_at})()
+
+    check_figures(telling(lambda tokens: min(9.0, tokens / 1000)), [V])
+    with pytest.raises(MethodRefused, match=r"quality_at\(\) claims less divergence for more tokens"):
+        check_figures(telling(lambda tokens: 1 / tokens), [V])
+    with pytest.raises(MethodRefused, match=r"quality_at\(\) must hold 0 <= low"):
+        check_figures(telling(lambda _: 11.0), [V])
+
+
 def test_a_method_that_forgets_what_it_said_is_refused(simple: Any) -> None:
     """Planning is pure: the same question has the same answer."""
 

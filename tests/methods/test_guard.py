@@ -35,6 +35,7 @@ def test_a_sound_method_passes_through(simple: Any) -> None:
     assert (method.fixed_bytes(variant, PART), method.slot_step(variant, PART)) == (0, 256)
     assert (method.slots(variant, PART, 300), method.layer_params(variant, [], None)) == (None, None)
     assert method.quality_prior(variant).kl_mean == 0.01
+    assert method.quality_at(variant, 10**6) == method.quality_prior(variant)
     assert (method.unpack_cost(variant), method.engine_settings(variant)) == (0.0, None)
     assert method.unpack_bytes(variant) == 0.0
     assert list(method.variants()) == [variant]

@@ -82,8 +82,10 @@ def say_cut(lines: Sequence[str], terminal: Terminal) -> None:
 
 
 def by_shortfall(rejected: Sequence[Rejected]) -> list[Rejected]:
-    """What is only too large first, the least short first; then the rest as the plan has it."""
-    return sorted(rejected, key=lambda one: (one.short_by_bytes is None, one.short_by_bytes or 0))
+    """What is only too large first, the least short first; then the rest as the plan has it, the unasked ones last."""
+    return sorted(
+        rejected, key=lambda one: (one.short_by_bytes is None, one.short_by_bytes or 0, one.reason == "not_requested")
+    )
 
 
 def _chosen(plan: Plan) -> str:

@@ -114,6 +114,7 @@ def check_figures(method: Method, variants: Iterable[Variant]) -> None:
     """
     for variant in variants:
         check_prior(method, variant, method.quality_prior(variant))
+        _check_lengths(method, variant)
         check_unpack_cost(method, variant, method.unpack_cost(variant))
         check_unpack_bytes(method, variant, method.unpack_bytes(variant))
         check_settings(method, variant, method.engine_settings(variant))
@@ -194,9 +195,9 @@ def check_slots(method: Method, variant: Variant, tokens: int, slots: Any) -> in
     return slots
 
 
-def check_prior(method: Method, variant: Variant, prior: Any) -> QualityPrior:
+def check_prior(method: Method, variant: Variant, prior: Any, what: str = "quality_prior") -> QualityPrior:
     """0 <= low <= kl_mean <= high, all finite, with a source."""
-    where = f"{method.name} {variant.label}: quality_prior()"
+    where = f"{method.name} {variant.label}: {what}()"
     if not isinstance(prior, QualityPrior):
         raise _wrong(f"{where} returned {_kind(prior)}, not a QualityPrior")
     figures_given = (prior.low, prior.kl_mean, prior.high)
@@ -277,6 +278,14 @@ def _check_growth(method: Method, variant: Variant, answers: Sequence[Any]) -> t
     if counted != sorted(counted):
         raise _wrong(f"{method.name} {variant.label}: slots() returned fewer slots for more tokens")
     return found
+
+
+def _check_lengths(method: Method, variant: Variant) -> None:
+    """What `quality_at` says after each of LENGTHS: never less divergence with more tokens."""
+    said = [check_prior(method, variant, method.quality_at(variant, tokens), "quality_at") for tokens in LENGTHS]
+    divergence = [prior.kl_mean for prior in said]
+    if divergence != sorted(divergence):
+        raise _wrong(f"{method.name} {variant.label}: quality_at() claims less divergence for more tokens")
 
 
 def _figures_twice(method: Method, variant: Variant, part: CachePart) -> Figures:

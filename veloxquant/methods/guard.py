@@ -132,6 +132,10 @@ class Guarded(Method):
         """Checked. Raises MethodRefused."""
         return self._ask("quality_prior", lambda a: checks.check_prior(self, variant, a), variant)
 
+    def quality_at(self, variant: Variant, tokens: int) -> QualityPrior:
+        """Checked. Raises MethodRefused."""
+        return self._ask("quality_at", lambda a: checks.check_prior(self, variant, a, "quality_at"), variant, tokens)
+
     def unpack_cost(self, variant: Variant) -> float:
         """Checked. Raises MethodRefused."""
         return self._ask("unpack_cost", lambda a: checks.check_unpack_cost(self, variant, a), variant)

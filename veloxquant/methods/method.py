@@ -161,6 +161,13 @@ class Method:
         """What the author claims about quality, with a source."""
         raise NotImplementedError(f"{type(self).__name__} does not implement quality_prior()")
 
+    def quality_at(self, variant: Variant, tokens: int) -> QualityPrior:
+        """The same for a sequence of `tokens` tokens, where loss depends on the length, as of dropped tokens it does.
+
+        What the planner asks. Never less with more tokens.
+        """
+        return self.quality_prior(variant)
+
     def unpack_cost(self, variant: Variant) -> float:
         """Extra decode time for each stored number in picoseconds on the planned GPU; 0 when native kernels read it."""
         return 0.0

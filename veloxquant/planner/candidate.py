@@ -38,6 +38,7 @@ def candidate(option: Option) -> Candidate:
         quality=option.quality,
         cache_config=_cache_config(option),
         engine_settings=_engine_settings(option),
+        tokens_held=option.tokens_held,
     )
 
 

@@ -62,7 +62,14 @@ def _rejected(one: Rejected) -> str:
 def _candidate(plan: Plan, one: Candidate) -> tuple[str, ...]:
     return tuple(
         line
-        for part in (_layers(one), _bytes(plan, one), _fit(plan, one), _speed(plan, one), _quality(one))
+        for part in (
+            _layers(one),
+            _bytes(plan, one),
+            _held(plan, one),
+            _fit(plan, one),
+            _speed(plan, one),
+            _quality(one),
+        )
         for line in part
     )
 
@@ -88,6 +95,13 @@ def _bytes(plan: Plan, one: Candidate) -> list[str]:
     peak = f"{format_size(memory.peak_bytes)} at the peak: {format_size(extra)} more at the worst moment"
     lines.append(_line("", f"{peak}, with a prefill step of {step}"))
     return [*lines, *_grounds(memory.evidence)]
+
+
+def _held(plan: Plan, one: Candidate) -> list[str]:
+    if one.tokens_held is None:
+        return []
+    tokens = plan.workload["context_length"] + plan.workload["generation_length"]
+    return [_line("drops", f"a layer holds at most {one.tokens_held:,} of {tokens:,} tokens; the others are gone")]
 
 
 def _term(term: MemoryTerm) -> str:

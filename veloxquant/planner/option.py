@@ -13,7 +13,7 @@ from veloxquant.planner import speed as speeds
 from veloxquant.planner.evidence import measured_memory, memory_evidence
 from veloxquant.planner.largest import largest_context
 from veloxquant.planner.layout import Refusal, lay_out
-from veloxquant.planner.memory import shape_of
+from veloxquant.planner.memory import bytes_per_token, shape_of
 from veloxquant.planner.quality import broken_family
 from veloxquant.planner.rejection import rejected
 from veloxquant.planner.sizing import choose_step
@@ -131,12 +131,24 @@ class Option:
         return self.offer.method.engine_settings(self.offer.variant)
 
     @cached_property
+    def tokens_held(self) -> int | None:
+        """Most tokens that a packed layer still holds of one sequence at the end; None where no token is dropped."""
+        if not self.offer.method.drops_tokens:
+            return None
+        return max(term.read(self.setting.workload.tokens) for term in self.shape.terms if term.packed)
+
+    @cached_property
     def largest_context(self) -> int:
-        """Largest context at the asked slots; at least the asked one where that fits."""
-        workload = self.setting.workload
+        """Largest context at the asked slots; at least the asked one where that fits.
+
+        Where no token takes more bytes, memory sets no limit, and the model's own positions do.
+        """
+        workload, positions = self.setting.workload, self.setting.model.max_position
         found = largest_context(
             self.shape, self.measured, self.setting.room, workload.generation_length, workload.prefill_step_size
         )
+        if positions is not None and not bytes_per_token(self.shape, self.measured):
+            found = min(found, max(1, positions - workload.generation_length))
         return found if self.sizing.short_by else max(found, workload.context_length)
 
 

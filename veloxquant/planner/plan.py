@@ -51,7 +51,7 @@ def plan(request: PlanRequest, snapshot: Snapshot) -> Plan:
         engine=facts.engine_facts(setting),
         budget=setting.room.budget,
         warnings=_warnings(setting, chosen, options),
-        suggestions=_suggestions(setting, chosen, options),
+        suggestions=_suggestions(setting, snapshot, chosen, options),
     )
 
 
@@ -97,7 +97,18 @@ def _warnings(setting: Setting, chosen: Option | None, options: Sequence[Option]
     return (weights_do_not_fit(setting), *notes) if setting.room.short_without_caches else notes
 
 
-def _suggestions(setting: Setting, chosen: Option | None, options: Sequence[Option]) -> tuple[Note, ...]:
+def _suggestions(
+    setting: Setting, snapshot: Snapshot, chosen: Option | None, options: Sequence[Option]
+) -> tuple[Note, ...]:
     if chosen is not None:
         return (*suggest.when_quality_suffers(setting, chosen, options), *suggest.more_slots(chosen))
-    return suggest.when_nothing_is_left(setting, options)
+    dropping = None if setting.workload.allow_eviction else _best_that_drops_tokens(setting, snapshot)
+    return (*suggest.when_nothing_is_left(setting, options), *suggest.allowed_eviction(dropping))
+
+
+def _best_that_drops_tokens(setting: Setting, snapshot: Snapshot) -> Option | None:
+    """What would be chosen of the variants that drop tokens, if the request allowed them."""
+    allowed = setting.allowing_eviction()
+    found = [consider(allowed, offer) for offer in snapshot.offers if offer.method.drops_tokens]
+    ordered, _ = decide([one for one in found if isinstance(one, Option) and not one.sizing.short_by])
+    return ordered[0] if ordered else None

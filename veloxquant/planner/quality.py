@@ -88,14 +88,14 @@ def by_perplexity(estimate: Quality, usable: Sequence[Sighting]) -> Quality:
     return _measured_perplexity(weighed, estimate)
 
 
-def prior(method: Method, variant: Variant) -> Quality:
-    """The method's own word. Raises MethodError from it."""
-    return _prior(Reader(method, variant))
+def prior(method: Method, variant: Variant, tokens: int) -> Quality:
+    """The method's own word on a sequence of `tokens` tokens. Raises MethodError from it."""
+    return _prior(Reader(method, variant), tokens)
 
 
 @lru_cache(maxsize=1024)
-def _prior(reader: Reader) -> Quality:
-    said = reader.method.quality_prior(reader.variant)
+def _prior(reader: Reader, tokens: int) -> Quality:
+    said = reader.method.quality_at(reader.variant, tokens)
     return Quality(
         kl_mean=float(said.kl_mean),
         perplexity_delta=_maybe(said.perplexity_delta),

@@ -142,6 +142,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     all packed layers, or one for each), "prefill_step_size": int}, and "layer_params": one mapping for each of
     packed_layers where the method's parameters differ from layer to layer."""
     engine_settings: Mapping[str, Any] | None
+    tokens_held: int | None = None
+    """Most tokens that a packed layer still holds of one sequence at the end; None for a variant that drops none."""
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from veloxquant.planner import evidence, quality
 from veloxquant.planner.budget import room
@@ -55,6 +57,10 @@ class Setting:
         """Decode with the engine's own caches under a workload like this one."""
         return decode(self.baseline_line, workload, self.hardware, self.baseline_seen.usable, None)
 
+    def allowing_eviction(self) -> Setting:
+        """The same question with variants that drop tokens let in."""
+        return replace(self, workload=msgspec.structs.replace(self.workload, allow_eviction=True))
+
     def sightings(self, label: str) -> Sightings:
         """Usable records of one variant."""
         if label not in self._seen:
@@ -66,10 +72,10 @@ class Setting:
         if offer.method.name == ENGINE_OWN:
             return quality.engine_own()
         if id(offer.method) not in self._judged:
-            self._judged[id(offer.method)] = qualities(self.model, offer.method, self._usable)
+            self._judged[id(offer.method)] = qualities(self.model, offer.method, self._usable, self.workload.tokens)
         found = self._judged[id(offer.method)].get(offer.variant.label)
         # A variant that the method could not answer for is asked about once more, so that the error reaches the plan.
-        return found if found is not None else quality.prior(offer.method, offer.variant)
+        return found if found is not None else quality.prior(offer.method, offer.variant, self.workload.tokens)
 
     def _usable(self, label: str) -> Sequence[Sighting]:
         return self.sightings(label).usable

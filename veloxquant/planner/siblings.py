@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from veloxquant.errors import MethodError
+from veloxquant.planner.evidence import same_context
 from veloxquant.planner.quality import PRIOR_CONFIDENCE, by_perplexity, grounded, prior
 from veloxquant.planner.result import Evidence
 
@@ -56,10 +57,13 @@ class _Figure(NamedTuple):
 
 
 def qualities(
-    model: ModelProfile, method: Method, usable: Callable[[str], Sequence[Sighting]]
+    model: ModelProfile, method: Method, usable: Callable[[str], Sequence[Sighting]], tokens: int
 ) -> Mapping[str, Quality]:
-    """The quality of every variant of one method, by label; one that the method cannot answer for is left out."""
-    told = [one for variant in method.variants() if (one := _tell(model, method, variant, usable)) is not None]
+    """The quality of every variant of one method after `tokens` tokens, by label.
+
+    One that the method cannot answer for is left out.
+    """
+    told = [one for variant in method.variants() if (one := _tell(model, method, variant, usable, tokens)) is not None]
     anchors = [one for one in told if one.grounded is not None and min(one.grounded.kl_mean, one.prior.kl_mean) > 0]
     found = [_figure(one, anchors) for one in told]
     finer = _finer(method, _first_packable(model))
@@ -68,13 +72,16 @@ def qualities(
 
 
 def _tell(
-    model: ModelProfile, method: Method, variant: Variant, usable: Callable[[str], Sequence[Sighting]]
+    model: ModelProfile, method: Method, variant: Variant, usable: Callable[[str], Sequence[Sighting]], tokens: int
 ) -> _Told | None:
     try:
-        word = prior(method, variant)
+        word = prior(method, variant, tokens)
     except MethodError:
         return None  # whoever asks for this very variant is told so
     seen = usable(variant.label)
+    if method.drops_tokens:
+        # A shorter run had dropped less: what it lost says nothing of this one.
+        seen = [one for one in seen if one.context >= tokens or same_context(one.context, tokens)]
     return _Told(variant, word, grounded(model, variant.label, seen, word), seen)
 
 

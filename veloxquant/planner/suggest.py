@@ -56,6 +56,17 @@ def more_slots(chosen: Option) -> tuple[Note, ...]:
     return (Note(code="more_slots", text=text, value=value),)
 
 
+def allowed_eviction(best: Option | None) -> tuple[Note, ...]:
+    """The best of the variants that drop tokens, None where none would do."""
+    if best is None or best.tokens_held is None:
+        return ()
+    text = (
+        f"{best.label} would do if tokens may be dropped: a layer holds at most {best.tokens_held:,} of "
+        f"{best.setting.workload.tokens:,} ({best.quality.kl_mean:.3g} nats a token, {best.quality.evidence.source})"
+    )
+    return (Note(code="allow_eviction", text=text, value=best.label),)
+
+
 def largest_contexts(setting: Setting, options: Sequence[Option]) -> list[Note]:
     """The largest context of each variant at the asked slots, longest first."""
     sequences = setting.workload.sequences

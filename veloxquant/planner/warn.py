@@ -83,6 +83,12 @@ def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:
             f"this length ({speed.evidence.source})"
         )
         yield Note(code="slower_than_engine", text=text, value=round(chosen.slowdown, 2))
+    if chosen.tokens_held is not None and chosen.tokens_held < workload.tokens:
+        text = (
+            f"{chosen.label} drops tokens: a layer holds at most {chosen.tokens_held:,} of {workload.tokens:,}, and "
+            "what is gone may be asked for"
+        )
+        yield Note(code="drops_tokens", text=text, value=chosen.tokens_held)
     if straddles(chosen):
         text = f"the estimate {speed.low:.3g} to {speed.high:.3g} ms a token straddles max_latency_ms"
         yield Note(code="latency_straddles_ceiling", text=text, value=speed.high)
