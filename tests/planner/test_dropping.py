@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planner_kit import Counting, Own, ask, candidate, codes, llama_8b, mac, offers, record, rejection
+from planner_kit import Counting, Own, ask, candidate, codes, llama_8b, mac, offers, record, rejection, snapshot
 
 from veloxquant.methods.method import QualityPrior, Variant
 from veloxquant.planner.explain import explain
+from veloxquant.planner.fit import fit
+from veloxquant.planner.request import PlanRequest
+from veloxquant.profiles import WorkloadProfile
 
 BOUND = 1024
 ROOMY = mac(4096)
@@ -89,6 +92,13 @@ def test_bounded_memory_reaches_as_far_as_the_models_positions() -> None:
     )
     assert candidate(answer, "dropping").fit.max_context_tokens == 131_000
     assert candidate(answer, "fp16").fit.max_context_tokens > 131_072
+    request = PlanRequest(
+        model=profile, workload=WorkloadProfile(generation_length=72, context_length=512, allow_eviction=True)
+    )
+    row = next(
+        row for row in fit(request, snapshot(ROOMY, on_offer=offers(Own(), DROPPING))).rows if row.label != "fp16"
+    )
+    assert {cell.max_context_tokens for cell in row.cells} == {131_000}
 
 
 def test_dropping_tokens_is_never_chosen_unasked_but_named_where_nothing_else_fits() -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.planner import facts
-from veloxquant.planner.largest import largest_context
-from veloxquant.planner.memory import whole_bytes_per_token, with_sequences
+from veloxquant.planner.memory import whole_bytes_per_token
 from veloxquant.planner.option import Option, consider
 from veloxquant.planner.result import Budget, Note, Rejected
 from veloxquant.planner.setting import set_up
@@ -88,14 +87,5 @@ def _row(option: Option) -> FitRow:
         label=option.label,
         bytes_per_token=whole_bytes_per_token(option.shape, option.measured),
         kl_mean=option.quality.kl_mean,
-        cells=tuple(_cell(option, slots) for slots in SLOTS),
+        cells=tuple(FitCell(slots=slots, max_context_tokens=option.largest_context_of(slots)) for slots in SLOTS),
     )
-
-
-def _cell(option: Option, slots: int) -> FitCell:
-    workload = option.setting.workload
-    served = with_sequences(option.shape, slots, workload.batch_size)
-    tokens = largest_context(
-        served, option.measured, option.setting.room, workload.generation_length, workload.prefill_step_size
-    )
-    return FitCell(slots=slots, max_context_tokens=tokens)

@@ -13,7 +13,7 @@ from veloxquant.planner import speed as speeds
 from veloxquant.planner.evidence import measured_memory, memory_evidence
 from veloxquant.planner.largest import largest_context
 from veloxquant.planner.layout import Refusal, lay_out
-from veloxquant.planner.memory import bytes_per_token, shape_of
+from veloxquant.planner.memory import bytes_per_token, shape_of, with_sequences
 from veloxquant.planner.quality import broken_family
 from veloxquant.planner.rejection import rejected
 from veloxquant.planner.sizing import choose_step
@@ -139,17 +139,23 @@ class Option:
 
     @cached_property
     def largest_context(self) -> int:
-        """Largest context at the asked slots; at least the asked one where that fits.
+        """Largest context at the asked slots; at least the asked one where that fits."""
+        workload = self.setting.workload
+        found = self.largest_context_of(workload.num_concurrent_requests)
+        return found if self.sizing.short_by else max(found, workload.context_length)
+
+    def largest_context_of(self, requests: int) -> int:
+        """Largest context of each of so many requests, 0 for none.
 
         Where no token takes more bytes, memory sets no limit, and the model's own positions do.
         """
         workload, positions = self.setting.workload, self.setting.model.max_position
-        found = largest_context(
-            self.shape, self.measured, self.setting.room, workload.generation_length, workload.prefill_step_size
-        )
-        if positions is not None and not bytes_per_token(self.shape, self.measured):
-            found = min(found, max(1, positions - workload.generation_length))
-        return found if self.sizing.short_by else max(found, workload.context_length)
+        generation = workload.generation_length
+        held = with_sequences(self.shape, requests, workload.batch_size)
+        found = largest_context(held, self.measured, self.setting.room, generation, workload.prefill_step_size)
+        if positions is None or bytes_per_token(held, self.measured):
+            return found
+        return min(found, max(1, positions - generation))
 
 
 def consider(setting: Setting, offer: Offer) -> Option | Rejected:
