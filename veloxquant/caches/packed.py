@@ -9,13 +9,14 @@ batch by `merge`, and stay packed in it (`caches.packed_batch`).
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import registration
+from veloxquant.caches import saved as saved_state
 from veloxquant.caches.attention import Packed
 from veloxquant.caches.engine import cache_module
+from veloxquant.caches.limits import whole
 from veloxquant.errors import MethodRefused
 from veloxquant.profiles.slots import ENGINE_STEP
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 LAYOUT = 1
 """Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
-
+MOST_STEP = 2**20
 
 ENCODE_NUMBERS = 2**19
 """Most numbers of one sequence that are packed at a time, in the space that the codec works in: 2 MiB in float32, and a
@@ -37,7 +38,8 @@ codec has some twenty such arrays."""
 class PackedKVCache:
     """K and V of one layer, packed by one codec each. Grows by the engine's KVCache rule, in steps of `step` slots.
 
-    Raises EngineUnavailable where mlx-lm cannot serve it, MethodRefused for codecs that only take groups of tokens.
+    Raises EngineUnavailable where mlx-lm cannot serve it, MethodRefused for codecs that only take groups of tokens or
+    have heads in arrays apart, InvalidParams for a step that is none.
     """
 
     bits = group_size = "codec"
@@ -45,7 +47,8 @@ class PackedKVCache:
 
     def __init__(self, key_codec: Codec, value_codec: Codec, step: int = ENGINE_STEP) -> None:
         registration.register()
-        refuse_groups(key_codec, value_codec)
+        refuse_unfit(key_codec, value_codec)
+        check_step(step)
         self.key_codec, self.value_codec, self.step = key_codec, value_codec, step
         self.offset = 0
         """Tokens held."""
@@ -97,18 +100,17 @@ class PackedKVCache:
         """Raises MethodRefused for a state that is not one of ours."""
         from veloxquant.caches import codecs
 
-        *arrays, offset, step, text = state
-        described = json.loads(text)
-        if len(arrays) != 4 or described.get("layout") != LAYOUT:  # noqa: PLR2004 -- the four of `state`
-            raise MethodRefused(
-                f"the saved cache has layout {described.get('layout')} and this version reads {LAYOUT}",
-                hint="make the prompt cache again",
-            )
-        self.key_codec, self.value_codec = codecs.make(described["keys"]), codecs.make(described["values"])
-        held = [own(group) for group in arrays]
-        self.keys, self.values = held[:2]
-        self.key_fixed, self.value_fixed = tuple(held[2]), tuple(held[3])
-        self.offset, self.step = int(offset), int(step)
+        saved = saved_state.read(state, LAYOUT, groups=4, numbers=2)
+        with saved_state.reading():
+            made = [codecs.make(saved.text[name]) for name in ("keys", "values")]
+        refuse_unfit(*made)
+        offset, step = saved.numbers
+        check_step(step)
+        check_saved(made, saved.groups, offset)
+        self.key_codec, self.value_codec = made
+        self.keys, self.values = saved.groups[:2]
+        self.key_fixed, self.value_fixed = (tuple(fixed) for fixed in saved.groups[2:])
+        self.offset, self.step = offset, step
 
     @classmethod
     def merge(cls, caches: Sequence[PackedKVCache]) -> BatchPackedKVCache:
@@ -190,22 +192,37 @@ def check_widths(keys: Any, values: Any, key_codec: Codec, value_codec: Codec) -
             )
 
 
-def refuse_groups(*codecs: Codec) -> None:
-    """Raises MethodRefused for a codec whose slots are groups of tokens: single tokens could not be added."""
+def refuse_unfit(*codecs: Codec) -> None:
+    """Raises MethodRefused for a codec whose slots are groups of tokens, and for one that has heads in arrays apart."""
     for codec in codecs:
         if codec.tokens != 1:
             raise MethodRefused(
                 f"the codec packs {codec.tokens} tokens at a time, and this cache takes them one by one",
                 hint="use TieredKVCache, which keeps the last tokens apart until they fill a group",
             )
+        if hasattr(getattr(codec, "inner", codec), "heads"):
+            raise MethodRefused(
+                "the codec has heads in arrays apart, and this cache counts its heads by one array",
+                hint="use TieredKVCache, which has them together among its recent tokens",
+            )
 
 
-def own(arrays: Any) -> list[Any]:
-    """The arrays of a state by references of its own: writing would otherwise write to the cache it came from.
+def check_step(step: int) -> None:
+    """Raises InvalidParams for slots that no buffer grows by."""
+    whole(step, "step", 1, MOST_STEP)
 
-    A saved file has a mapping in the place of an empty list.
-    """
-    return [copy.copy(array) for array in arrays] if arrays else []
+
+def check_saved(codecs: Sequence[Codec], groups: Sequence[list[Any]], tokens: int, rows: int | None = None) -> None:
+    """Raises MethodRefused unless arrays of K, of V and what does not grow of each hold so many tokens of each row."""
+    shape = saved_state.rows_and_heads(*groups[:2])
+    slots = int(groups[0][0].shape[2]) if groups[0] and groups[0][0].ndim > 2 else 0  # noqa: PLR2004 -- an axis
+    if slots < tokens or (slots and rows not in {None, shape[0]}):
+        raise saved_state.refusal(f"{shape[0]} rows of {slots} slots for {tokens} tokens")
+    for codec, stored, fixed in zip(codecs, groups[:2], groups[2:], strict=True):
+        if slots:
+            saved_state.check(codec, stored, fixed, shape, slots)
+        elif stored or fixed:
+            raise saved_state.refusal("arrays without slots")
 
 
 def encoded(codec: Codec, x: Any, fixed: Arrays, after: Arrays) -> Arrays:

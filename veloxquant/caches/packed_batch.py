@@ -15,8 +15,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import registration
+from veloxquant.caches import saved as saved_state
 from veloxquant.caches.attention import Packed, attend
-from veloxquant.caches.packed import LAYOUT, PackedKVCache, check_widths, encoded, own
+from veloxquant.caches.packed import LAYOUT, PackedKVCache, check_saved, check_step, check_widths, encoded, refuse_unfit
 from veloxquant.caches.row_masking import RowMask, Seen
 from veloxquant.caches.row_store import RowStore
 from veloxquant.caches.rows import Rows
@@ -182,19 +183,18 @@ class BatchPackedKVCache:
         """Raises MethodRefused for a state that is not one of ours."""
         from veloxquant.caches import codecs
 
-        *arrays, text = state
-        described = json.loads(text)
-        if len(arrays) != 4 or described.get("layout") != LAYOUT:  # noqa: PLR2004 -- the four of `state`
-            raise MethodRefused(
-                f"the saved batch has layout {described.get('layout')} and this version reads {LAYOUT}",
-                hint="make the prompt caches again",
-            )
-        self.step = int(described["step"])
-        self.rows = Rows.described(described["rows"])
-        self.key_store, self.value_store = (RowStore(codecs.make(described[name])) for name in ("keys", "values"))
-        for store, stored, fixed in zip(self.stores, arrays[:2], arrays[2:], strict=True):
-            store.stored, store.fixed = own(stored), tuple(own(fixed))
-        self._offsets = tuple(self.rows.lengths)
+        saved = saved_state.read(state, LAYOUT, groups=4)
+        with saved_state.reading():
+            made = [codecs.make(saved.text[name]) for name in ("keys", "values")]
+            rows, step = Rows.described(saved.text["rows"]), saved.text["step"]
+        refuse_unfit(*made)
+        check_step(step)
+        check_saved(made, saved.groups, rows.longest, rows.count)
+        self.step, self.rows = step, rows
+        self.key_store, self.value_store = (RowStore(codec) for codec in made)
+        for store, stored, fixed in zip(self.stores, saved.groups[:2], saved.groups[2:], strict=True):
+            store.stored, store.fixed = stored, tuple(fixed)
+        self._offsets = tuple(rows.lengths)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> BatchPackedKVCache:

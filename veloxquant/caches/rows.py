@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.caches import batch_masks
+from veloxquant.caches.limits import whole
+from veloxquant.caches.saved import MOST_TOKENS, reading, refusal
 from veloxquant.errors import MethodRefused, quoted
 
 if TYPE_CHECKING:
@@ -188,12 +190,18 @@ class Rows:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> Rows:
-        """What `describe()` described. Raises KeyError for anything else."""
-        rows = cls(description["lengths"])
-        rows.columns, rows.padding = int(description["columns"]), list(description["padding"])
-        rows._skip, rows._right = list(description["skip"]), list(description["right"])
-        rows._due = None if description["due"] is None else list(description["due"])
-        rows._coming = int(description["coming"])
+        """What `describe()` described. Raises MethodRefused or InvalidParams for anything else."""
+        with reading():
+            lists = {name: _wholes(description[name]) for name in ("lengths", "padding", "skip", "right")}
+            due = None if description["due"] is None else _wholes(description["due"])
+            columns = whole(description["columns"], "columns", 0, MOST_TOKENS)
+            coming = whole(description["coming"], "coming", -MOST_TOKENS, MOST_TOKENS)
+        counted = [*lists.values(), *([] if due is None else [due])]
+        if len({len(numbers) for numbers in counted}) > 1:
+            raise refusal(f"numbers for {[len(numbers) for numbers in counted]} rows")
+        rows = cls(lists["lengths"])
+        rows.columns, rows.padding = columns, lists["padding"]
+        rows._skip, rows._right, rows._due, rows._coming = lists["skip"], lists["right"], due, coming
         return rows
 
     def _end_prompt(self) -> None:
@@ -209,3 +217,8 @@ class Rows:
         if len(numbers) != self.count or any(number < 0 for number in numbers):
             raise MethodRefused(f"{field} = {quoted(numbers)} for {self.count} rows", hint=_HINT, field=field)
         return numbers
+
+
+def _wholes(given: Any) -> list[int]:
+    """One number for each row, of a saved state."""
+    return [whole(number, "a row's number", 0, MOST_TOKENS) for number in given]

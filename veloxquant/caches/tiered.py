@@ -16,11 +16,11 @@ refuses speculative decoding before the first token.
 
 from __future__ import annotations
 
-import copy
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from veloxquant.caches import registration
+from veloxquant.caches import saved as saved_state
 from veloxquant.caches.engine import cache_module
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.tiered_attention import Tiered
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.caches.codec import Codec
+    from veloxquant.caches.saved import Saved
     from veloxquant.caches.tiered_batch import BatchTieredKVCache
+
+_Part = TypeVar("_Part", bound=Part)
 
 LAYOUT = 1
 """Of the saved state; raised when what is saved changes, so that an old file is not read for a new one."""
@@ -64,8 +67,7 @@ class TieredKVCache:
         step: int | None = None,
     ) -> None:
         registration.register()
-        group = max(key_codec.tokens, value_codec.tokens)
-        self.layout = Layout.checked(sinks, recent, GROUP if group == 1 else group, step)
+        self.layout = Layout.checked(sinks, recent, _group(key_codec, value_codec), step)
         self.key_part = Part(key_codec, recent_key_codec or FloatCodec(key_codec.width))
         self.value_part = Part(value_codec, recent_value_codec or FloatCodec(value_codec.width))
         self.offset = 0
@@ -120,21 +122,17 @@ class TieredKVCache:
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
-        """Raises MethodRefused for a state that is not one of ours."""
-        *arrays, offset, last, text = state
-        described = json.loads(text)
-        if len(arrays) != 10 or described.get("layout") != LAYOUT:  # noqa: PLR2004 -- five of each part
-            raise MethodRefused(
-                f"the saved cache has layout {described.get('layout')} and this version reads {LAYOUT}",
-                hint="make the prompt cache again",
-            )
-        self.layout = Layout(*described["tiers"])
-        self.key_part, self.value_part = _part(described["keys"]), _part(described["values"])
-        # Copies of the references: writing to an array would otherwise write to the cache that the state came from.
-        held = [[copy.copy(array) for array in group] if group else [] for group in arrays]
-        self.key_part.restore(held[:5])
-        self.value_part.restore(held[5:])
-        self.offset, self._last = int(offset), int(last)
+        """Raises MethodRefused or InvalidParams for a state that is not one of ours."""
+        saved = saved_state.read(state, LAYOUT, groups=10, numbers=2)
+        layout, parts = restored(saved, Part)
+        offset, last = saved.numbers
+        shape = saved_state.rows_and_heads(parts[0].recent)
+        if last > offset:
+            raise saved_state.refusal(f"a call of {last} tokens in a cache of {offset}")
+        for part in parts:
+            part.check(offset, layout, shape)
+        self.layout, (self.key_part, self.value_part) = layout, parts
+        self.offset, self._last = offset, last
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> TieredKVCache:
@@ -199,7 +197,22 @@ class TieredKVCache:
             )
 
 
-def _part(described: dict[str, Any]) -> Part:
+def restored(saved: Saved, kind: type[_Part]) -> tuple[Layout, tuple[_Part, _Part]]:
+    """Sizes of the tiers, and the parts of K and of V with their arrays. Raises MethodRefused or InvalidParams."""
     from veloxquant.caches import codecs
 
-    return Part(codecs.make(described["codec"]), codecs.make(described["recent"]))
+    with saved_state.reading():
+        sinks, recent, group, step = saved.text["tiers"]
+        made = [[codecs.make(saved.text[name][tier]) for tier in ("codec", "recent")] for name in ("keys", "values")]
+    keys, values = (kind(*pair) for pair in made)
+    layout = Layout.checked(sinks, recent, _group(keys.codec, values.codec), step)
+    if layout.group != group:
+        raise saved_state.refusal(f"groups of {group} where the codecs pack {layout.group}")
+    keys.restore(saved.groups[:5])
+    values.restore(saved.groups[5:])
+    return layout, (keys, values)
+
+
+def _group(*codecs: Codec) -> int:
+    group = max(codec.tokens for codec in codecs)
+    return GROUP if group == 1 else group

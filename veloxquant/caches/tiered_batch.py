@@ -10,17 +10,17 @@ Bytes: rows x what a single cache of the longest row holds.
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import batch_masks, registration
+from veloxquant.caches import saved as saved_state
+from veloxquant.caches.limits import whole
 from veloxquant.caches.rows import Rows
-from veloxquant.caches.tiered import LAYOUT, TieredKVCache
+from veloxquant.caches.tiered import LAYOUT, TieredKVCache, restored
 from veloxquant.caches.tiered_attention import Tier, Tiered
 from veloxquant.caches.tiered_batch_moves import Moves
 from veloxquant.caches.tiered_batch_part import BatchPart, refuse_unlike
-from veloxquant.caches.tiered_layout import Layout
 from veloxquant.caches.tiered_sight import Sight
 from veloxquant.errors import MethodRefused
 
@@ -187,25 +187,18 @@ class BatchTieredKVCache:
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         """Raises MethodRefused for a state that is not one of ours."""
-        from veloxquant.caches import codecs
-
-        *arrays, text = state
-        described = json.loads(text)
-        if len(arrays) != 10 or described.get("layout") != LAYOUT:  # noqa: PLR2004 -- five of each part
-            raise MethodRefused(
-                f"the saved batch has layout {described.get('layout')} and this version reads {LAYOUT}",
-                hint="make the prompt caches again",
-            )
-        self.layout = Layout(*described["tiers"])
-        self.rows, self._last = Rows.described(described["rows"]), int(described["last"])
-        self.key_part, self.value_part = (
-            BatchPart(*(codecs.make(described[name][kind]) for kind in ("codec", "recent")))
-            for name in ("keys", "values")
-        )
-        # Copies of the references: writing to an array would otherwise write to the batch that the state came from.
-        held = [[copy.copy(array) for array in group] if group else [] for group in arrays]
-        self.key_part.restore(held[:5])
-        self.value_part.restore(held[5:])
+        saved = saved_state.read(state, LAYOUT, groups=10)
+        layout, parts = restored(saved, BatchPart)
+        with saved_state.reading():
+            rows = Rows.described(saved.text["rows"])
+            last = whole(saved.text["last"], "last", 0, saved_state.MOST_TOKENS)
+        count, heads = saved_state.rows_and_heads(parts[0].recent)
+        if rows.longest and count != rows.count:
+            raise saved_state.refusal(f"arrays of {count} rows for {rows.count}")
+        for part in parts:
+            part.check(rows.longest, layout, (count, heads))
+        self.layout, (self.key_part, self.value_part) = layout, parts
+        self.rows, self._last = rows, last
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> BatchTieredKVCache:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from veloxquant.caches import saved
+from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.tiered_attention import Tier
 from veloxquant.errors import MethodRefused
 
@@ -23,8 +25,8 @@ class Part:
     """The arrays of three tiers and the codecs that they are made by. Every list is empty before the first token."""
 
     def __init__(self, codec: Codec, recent_codec: Codec) -> None:
-        if recent_codec.tokens != 1 or recent_codec.width != codec.width:
-            raise MethodRefused("the recent tier needs a codec of one token a slot and of the same width")
+        if recent_codec.tokens != 1 or recent_codec.width != codec.width or hasattr(recent_codec, "heads"):
+            raise MethodRefused("the recent tier needs a codec of one token a slot, of the same width, for all heads")
         self.codec, self.recent_codec = codec, recent_codec
         self.sinks: list[Any] = []
         """One array (batch, KV heads, S, width), or none without sinks."""
@@ -41,10 +43,21 @@ class Part:
         return tuple(self.sinks), tuple(self.recent), tuple(self.packed), tuple(self.fixed), tuple(self.recent_fixed)
 
     def restore(self, arrays: Sequence[Any]) -> None:
-        """From `arrays`. A saved file has a mapping in the place of an empty list."""
-        held = [list(group) if group else [] for group in arrays]
+        """From lists of `arrays`."""
+        held = [list(group) for group in arrays]
         self.sinks, self.recent, self.packed = held[:3]
         self.fixed, self.recent_fixed = tuple(held[3]), tuple(held[4])
+
+    def check(self, tokens: int, layout: Layout, shape: tuple[int, int]) -> None:
+        """Raises MethodRefused unless the arrays are those of so many tokens, for (rows, KV heads)."""
+        if not tokens:
+            if any(self.arrays):
+                raise saved.refusal("arrays without tokens")
+            return
+        floats = FloatCodec(self.codec.width)
+        saved.check(floats, self.sinks, (), shape, layout.sinks)
+        saved.check(self.recent_codec, self.recent, self.recent_fixed, shape, layout.ring)
+        saved.check(self.codec, self.packed, self.fixed, shape, layout.capacity(tokens) // self.codec.tokens)
 
     def allocate(self, x: Any, layout: Layout) -> None:
         """Sinks and ring, empty, for tokens such as x (batch, KV heads, tokens, width)."""
