@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +20,11 @@ from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.daemon.traces import AT_ONCE, REMEMBERED, WAITING, Traces
 from veloxquant.errors import ModelNotSupported, Overloaded
 from veloxquant.models.resolve import ModelSource
+from veloxquant.planner.snapshot import Snapshot
 from veloxquant.profiles import HardwareProfile, ModelProfile
 
 WORLD: Any = SimpleNamespace(
-    loaded=SimpleNamespace(fingerprint="f"), config=None, snapshot=SimpleNamespace(hardware=HardwareProfile())
+    loaded=SimpleNamespace(fingerprint="f"), config=None, snapshot=Snapshot(hardware=HardwareProfile(), offers=())
 )
 
 
@@ -169,7 +171,7 @@ def test_a_profile_is_for_one_engine_and_not_for_ever(monkeypatch: pytest.Monkey
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(traces_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     upgraded: Any = SimpleNamespace(
-        loaded=WORLD.loaded, config=None, snapshot=SimpleNamespace(hardware=HardwareProfile(mlx_lm_version="9"))
+        loaded=WORLD.loaded, config=None, snapshot=replace(WORLD.snapshot, hardware=HardwareProfile(mlx_lm_version="9"))
     )
 
     async def run() -> None:
