@@ -238,6 +238,25 @@ def test_priors_fall_with_the_budget_and_begin_with_nothing_lost(name: str) -> N
     assert method.quality_prior(variant_for(method, {"budget": 1, "stride": 1})).kl_mean <= math.log(49152)
 
 
+@ALL
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_what_is_lost_grows_with_the_text(name: str, bits: int) -> None:
+    """At the budgets and the length that were measured it is what was measured; nothing at 16 bits up to the budget."""
+    method = METHODS[name]
+    at = (16, 8, 4).index(bits)
+    for budget, measured in ((1024, method.measured.quarter[at]), (512, method.measured.eighth[at])):
+        asked = variant_for(method, {"budget": budget, "bits": bits})
+        assert method.quality_at(asked, 4096).kl_mean == pytest.approx(measured)
+        within = method.quality_at(asked, budget)
+        assert within.low == within.kl_mean == max(0.0, method.measured.quarter[at] - method.measured.quarter[0])
+        lengths = [budget * n // 4 for n in range(4, 4000, 7)]
+        told = [method.quality_at(asked, tokens) for tokens in lengths]
+        assert [one.kl_mean for one in told] == sorted(one.kl_mean for one in told)
+        assert all(one.low <= one.kl_mean <= one.high for one in told)
+        assert method.quality_at(asked, 131_072).kl_mean > 2 * within.kl_mean
+        assert method.quality_at(asked, 2 * 4096).kl_mean == pytest.approx(method.quality_at(asked, 4096).high)
+
+
 def test_a_label_names_budget_and_bits() -> None:
     """Sixteen bits, the model's own, are not named."""
     labels = {variant.label for method in METHODS.values() for variant in method.variants()}

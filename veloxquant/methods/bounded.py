@@ -152,6 +152,28 @@ class BoundedMethod(Method):
         middle, high = (self._at_share(_bits(variant), at) for at in (halvings, halvings + 1))
         return QualityPrior(kl_mean=middle, low=0.0, high=high, source=_MEASURED_ON)
 
+    def quality_at(self, variant: Variant, tokens: int) -> QualityPrior:
+        """Of a text of `tokens` tokens, by the shares that were measured; the range is half and double the text."""
+        bits, budget = _bits(variant), int(variant.params.get("budget", 1024))
+        low, middle, high = (self._lost(bits, tokens * times / budget) for times in (0.5, 1, 2))
+        return QualityPrior(
+            kl_mean=middle,
+            low=low,
+            high=high,
+            source=f"{_MEASURED_ON}; read are {tokens / budget:.3g} budgets, the range is half and double that",
+        )
+
+    def _lost(self, bits: int, budgets: float) -> float:
+        """KL of a text of so many budgets: what the bits cost up to one, a straight line to two, then by logarithms."""
+        at = _BITS.index(bits)
+        packed = max(0.0, self.measured.quarter[at] - self.measured.quarter[0])
+        doublings = math.log2(budgets) if budgets > 1 else 0.0
+        if doublings <= 1:
+            return packed + (self._at_share(bits, 1) - packed) * doublings
+        below = math.floor(doublings)
+        one, next_one = self._at_share(bits, below), self._at_share(bits, below + 1)
+        return float(one * (next_one / one) ** (doublings - below))
+
     def _at_share(self, bits: int, halvings: int) -> float:
         """KL with a budget of 1 / 2**halvings of a text.
 
