@@ -16,9 +16,13 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache, trim_prompt_cache
 
 from veloxquant.caches import packed
+from veloxquant.caches.affine_codec import AffineCodec
+from veloxquant.caches.by_head import ByHeadCodec
 from veloxquant.caches.codecs import make
 from veloxquant.caches.held import arrays, held_bytes
 from veloxquant.caches.packed import ENCODE_NUMBERS, PackedKVCache
+from veloxquant.caches.rotated import RotatedCodec
+from veloxquant.caches.symmetric import SymmetricCodec
 from veloxquant.errors import MethodRefused, VeloxError
 from veloxquant.profiles.slots import kv_slots
 
@@ -32,6 +36,8 @@ CODECS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "prod": ({"name": "turboquant_prod", "bits": 3}, {"name": "turboquant_mse", "bits": 5}),
     "outliers": ({"name": "turboquant_mse", "bits": 2, "outlier_bits": 6, "outlier_channels": 5},) * 2,
 }
+AFFINE = AffineCodec(64, 4)
+ROTATED = RotatedCodec(64, SymmetricCodec(64, 4))
 ALL = pytest.mark.parametrize("kind", CODECS)
 
 
@@ -354,7 +360,10 @@ def test_it_is_never_falsy_and_no_number_says_how_it_is_packed() -> None:
 def test_a_codec_of_groups_is_refused() -> None:
     """Per-channel keys pack 64 tokens at a time, and this cache takes them one by one."""
     groups = make({"name": "per_channel", "width": WIDTH, "bits": 4, "group": 64})
-    for codecs in ((groups, make({"name": "float", "width": WIDTH})), (make({"name": "float", "width": WIDTH}), groups)):
+    for codecs in (
+        (groups, make({"name": "float", "width": WIDTH})),
+        (make({"name": "float", "width": WIDTH}), groups),
+    ):
         with pytest.raises(MethodRefused, match="64 tokens at a time") as caught:
             PackedKVCache(*codecs)
         assert "TieredKVCache" in caught.value.hint
@@ -399,3 +408,51 @@ def test_several_sequences_of_one_length_are_kept_apart() -> None:
         row_keys, row_values = fresh("outliers").update_and_fetch(keys[alone], values[alone])
         out = row_keys.attend(queries[alone], row_values, 0.2)
         assert float(mx.abs(out - together[alone]).max()) < 1e-5
+
+
+@pytest.mark.parametrize("codec", [AFFINE, ROTATED])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_was_trimmed_away_has_no_part_in_attention(codec: Any, rows: int) -> None:
+    """Not even where it was NaN: a single query multiplies slots behind the last token too."""
+    mx.random.seed(11)
+    first, bad, last = (
+        mx.random.normal((1, HEADS, 9, 64)),
+        mx.full((1, HEADS, 7, 64), mx.nan),
+        mx.ones((1, HEADS, 1, 64)),
+    )
+    caches = []
+    for lost in (True, False):
+        cache: Any = PackedKVCache(codec, codec)
+        cache.update_and_fetch(first, first)
+        cache = cache if rows == 1 else cache.merge([cache] * rows)
+        if lost:
+            cache.update_and_fetch(*[mx.repeat(bad, rows, axis=0)] * 2)
+            assert cache.trim(7) == 7
+        caches.append(cache)
+    queries = mx.random.normal((rows, 2 * HEADS, 1, 64))
+    ours, expected = (
+        keys.attend(queries, values, 0.2)
+        for keys, values in (cache.update_and_fetch(*[mx.repeat(last, rows, axis=0)] * 2) for cache in caches)
+    )
+    assert bool(mx.array_equal(ours, expected))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_queries_of_16_bits_are_scaled_in_32(dtype: Any) -> None:
+    """Attention of several queries is that of the same numbers in float32, rounded once."""
+    mx.random.seed(12)
+    x = mx.random.normal((1, HEADS, 40, 64))
+    keys, values = PackedKVCache(AFFINE, AFFINE).update_and_fetch(x, x)
+    queries = (3 * mx.random.normal((1, 2 * HEADS, 5, 64))).astype(dtype)
+    ours = keys.attend(queries, values, 0.3)
+    expected = keys.attend(queries.astype(mx.float32), values, 0.3)
+    assert ours.dtype == dtype
+    assert bool(mx.array_equal(ours, expected.astype(dtype)))
+
+
+def test_a_codec_that_has_heads_in_arrays_apart_is_refused() -> None:
+    """Heads are counted by one array here; tiers have them together among the recent tokens."""
+    apart = ByHeadCodec((AffineCodec(64, 4), AffineCodec(64, 2)), (0, 1, 0))
+    for codecs in ((apart, AFFINE), (AFFINE, RotatedCodec(64, apart))):
+        with pytest.raises(MethodRefused, match="heads in arrays apart"):
+            PackedKVCache(*codecs)

@@ -106,13 +106,13 @@ def attend(queries: Any, keys: Packed, values: Packed, scale: float, mask: Any =
         return _attend_whole(queries, keys, values, scale, masking)
     size = Blocks.of(masking.groups, keys.codec, values.codec).tile_tokens(heads, count)
     if size == count:
-        return _attend_tile(queries * scale, keys, values, masking, 0)
+        return _attend_tile(queries, keys, values, scale, masking, 0)
     result = mx.zeros((*queries.shape[:3], values.codec.width), dtype=queries.dtype)
     done: tuple[Any, ...] = ()
     for first in range(0, count, size):
         tile = queries[:, :, first : first + size]
         tile = mx.depends([tile], done)[0] if done else tile
-        done = (_attend_tile(tile * scale, keys, values, masking, first),)
+        done = (_attend_tile(tile, keys, values, scale, masking, first),)
         result[:, :, first : first + size] = done[0]
     return result
 
@@ -152,13 +152,16 @@ class Blocks(NamedTuple):
         return max(1, BLOCK_NUMBERS // max(self.tokens * max(rows, self.unpacked), rows * self.space))
 
 
-def _attend_tile(queries: Any, keys: Packed, values: Packed, masking: Mask, first: int) -> Any:
-    """Some scaled query tokens, the `first` of them and on, over all blocks that they may see."""
+def _attend_tile(  # noqa: PLR0917 -- what `attend` has, and where the tile is
+    queries: Any, keys: Packed, values: Packed, scale: float, masking: Mask, first: int
+) -> Any:
+    """Some query tokens, the `first` of them and on, over all blocks that they may see."""
     import mlx.core as mx
 
     batch, heads, count, width = queries.shape
     rows = (batch, masking.groups, heads // masking.groups * count)
-    ready = keys.codec.ready(queries.astype(mx.float32).reshape(*rows, width), keys.fixed)[:, :, None]
+    scaled = queries.astype(mx.float32) * scale  # in this order: 16 bits would round what more bits a number have won
+    ready = keys.codec.ready(scaled.reshape(*rows, width), keys.fixed)[:, :, None]
     blocks = Blocks.of(masking.groups, keys.codec, values.codec)
     size, step = blocks.tokens, blocks.tokens * blocks.together(heads * count)
     end = -(-masking.seen(first + count) // size) * size

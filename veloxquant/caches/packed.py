@@ -139,9 +139,14 @@ class PackedKVCache:
         return True
 
     def trim(self, n: int) -> int:
-        """Forget the last n tokens, or all if there are fewer; how many. Buffers stay, as the engine's do."""
+        """Forget the last n tokens, or all if there are fewer; how many. Buffers stay, as the engine's do.
+
+        Their slots become zeros: attention multiplies slots behind the last token too, and a weight of 0 leaves a NaN.
+        """
         n = max(0, min(self.offset, n))
         self.offset -= n
+        for buffer in (*self.keys, *self.values) if n else ():
+            buffer[:, :, self.offset : self.offset + n] = 0
         return n
 
     def size(self) -> int:

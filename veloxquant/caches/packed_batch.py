@@ -153,8 +153,13 @@ class BatchPackedKVCache:
         return True
 
     def trim(self, n: int) -> int:
-        """Forget the last n tokens of every row; how many of the longest. Buffers stay until a row leaves or joins."""
+        """Forget the last n tokens of every row; how many of the longest. Buffers stay until a row leaves or joins.
+
+        Their slots become zeros, as of PackedKVCache.
+        """
         trimmed = self.rows.trim(n)
+        for store in self.stores if trimmed else ():
+            store.clear(self.rows.lengths)
         self._offsets = tuple(self.rows.lengths)
         return trimmed
 

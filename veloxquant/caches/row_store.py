@@ -75,6 +75,15 @@ class RowStore:
             for row in taken.rows:
                 self._write_run(slice(row, row + 1), coded, firsts[row], counts[row], starts[row])
 
+    def clear(self, lengths: Sequence[int]) -> None:
+        """Zeros in the slots behind so many of each row."""
+        import mlx.core as mx
+
+        held = mx.arange(self.slots) < mx.array(list(lengths), dtype=mx.int32)[:, None]
+        for at, array in enumerate(self.stored):
+            shape = (held.shape[0], 1, -1, *[1] * (array.ndim - 3))
+            self.stored[at] = mx.where(held.reshape(shape), array, mx.zeros_like(array))
+
     def choose(self, rows: Sequence[int], slots: int) -> None:
         """Only these rows, with so many slots."""
         import mlx.core as mx
