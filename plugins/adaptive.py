@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import base64
 import itertools
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.errors import MethodRefused
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
 from veloxquant.methods.dealing import Unit, deal, unit
+from veloxquant.methods.workspace import Tiers, in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,12 +68,8 @@ _SOURCE = (
     "for longer contexts), scaled as the affine format's by Llama-3.2-3B and Qwen3.5-35B-A3B"
 )
 
-_MOST_QUERY_HEADS = 128
-"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
-_BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**21, 2**19
-"""At least those of veloxquant.caches (attention, tiered_attention, tiered_part)."""
-_STEP_ARRAYS, _SCORE_ARRAYS, _UNPACKED_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 8, 16, 8, 4, 24
-"""Arrays of each kind that are there at once, as counted with MLX's allocator on the CPU backend, rounded up."""
+_STEP_ARRAYS = 8
+"""Arrays of the scores of one query, there at once, as counted with MLX's allocator: classes' products are summed."""
 
 _HINT = "calibrate the model: veloxquantctl sensitivity MODEL; a plan uses the result from then on"
 
@@ -210,9 +206,20 @@ class Adaptive(Method):
         return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
-        """An upper bound of the temporary arrays of attention and packing, counted with MLX's allocator on the CPU."""
-        chosen = _chosen(variant)
-        return _workspace(part, queries, slots + chosen.recent + chosen.group)
+        """An upper bound, by veloxquant.methods.workspace."""
+        chosen, packed = _chosen(variant), _packed_width(part.value_width)
+        keys, values = (self.key_bits(variant, part), self.value_bits(variant, part))
+        tiers = Tiers(
+            sinks=chosen.sinks,
+            ring=chosen.recent + chosen.group,
+            group=chosen.group,
+            key_space=part.key_width,
+            value_space=packed,
+            scale_group=min(chosen.group, _fitting(packed)),
+            row_bits=keys * part.key_width + values * part.value_width,
+            step_arrays=_STEP_ARRAYS,
+        )
+        return in_tiers(part, tiers, queries, slots)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
@@ -365,24 +372,6 @@ def _hard_kl(bits: float) -> float:
         if bits <= high:
             return float(above * (below / above) ** ((bits - low) / (high - low)))
     return _HARD_KL[-1][1]
-
-
-def _workspace(part: CachePart, queries: int, slots: int) -> int:
-    """Bytes of float32 arrays: scores, scales and unpacked blocks of attention; what packing takes comes before.
-
-    How many query heads there are is not known here: at least the KV heads, and at most 128.
-    """
-    widths = part.key_width + _packed_width(part.value_width)
-    rows = _MOST_QUERY_HEADS * queries
-    scales = 2 * part.heads * widths * math.ceil(slots / min(_GROUPS)) * 2
-    if queries == 1:
-        attending = _STEP_ARRAYS * rows * slots + scales + _QUERY_ARRAYS * rows * widths
-    else:
-        scores, unpacked = (min(_BLOCK_NUMBERS, numbers * slots) for numbers in (rows, part.heads * widths))
-        attending = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * unpacked + scales + _QUERY_ARRAYS * rows * widths
-    new = part.heads * widths * (queries + slots % max(_GROUPS) + max(_GROUPS))
-    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, new) + 2 * new
-    return 4 * max(attending, packing)
 
 
 def _not_calibrated(why: str) -> MethodRefused:

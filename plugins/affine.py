@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.workspace import MANY_ROWS, in_blocks, query_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,14 +77,11 @@ _PAIR_SPREAD = 1.12
 
 _PAIR_SOURCE = "the keys' share of one format and the values' of the other, simulated on SmolLM2-135M; each by: "
 
-_SCORE_ARRAYS, _STEP_ARRAYS, _SUM_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 11, 4, 4, 4, 4
-"""float32 arrays of each kind that are there at once: scores in prefill and in a step, sums, blocks that are unpacked
-for many query rows, and pieces being packed. At most, counted over head counts, widths and bits."""
-_BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _MANY_ROWS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 32, 2**19
-_SPAN_NUMBERS, _SLACK = 2**22, 2**10
+_STEP_ARRAYS, _PACKING_ARRAYS = 4, 4
+"""float32 arrays that are there at once: scores in a step, pieces being packed. At most, counted over head counts,
+widths and bits."""
+_ENCODE_NUMBERS, _SPAN_NUMBERS, _SLACK = 2**19, 2**22, 2**10
 """As in veloxquant.caches.attention and packed."""
-_MOST_QUERY_HEADS = 128
-"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
 
 
 class _Set(NamedTuple):
@@ -171,7 +169,7 @@ class Affine(Method):
         """An upper bound of the temporary arrays of attention and of packing, which never overlap.
 
         One query takes all tokens at once, unless many heads share its keys; several work in blocks
-        (veloxquant.caches.attention). How many query heads there are is not known here: at most 128.
+        (veloxquant.caches.attention).
         """
         width = max(part.key_width, part.value_width)
         numbers = part.heads * width
@@ -179,8 +177,8 @@ class Affine(Method):
         row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
         packing = 4 * _PACKING_ARRAYS * piece + 2 * math.ceil(part.heads * queries * row_bits / 8)
         at_once = _step(_chosen(variant), part, slots, row_bits) if queries == 1 else 0
-        in_blocks = queries > 1 or _MOST_QUERY_HEADS // part.heads >= _MANY_ROWS
-        return max(packing, at_once, _attending(numbers, queries, slots) if in_blocks else 0)
+        unpacks = queries > 1 or query_heads(part) >= MANY_ROWS * part.heads
+        return max(packing, at_once, in_blocks(part, width, queries, slots) if unpacks else 0)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
@@ -234,20 +232,10 @@ def _step(chosen: _Set, part: CachePart, slots: int, row_bits: float) -> int:
     """Bytes of scores of one query token, of scales that are widened to float32, and of a copy where spans are cut."""
     scales = part.key_width // chosen.key_group + part.value_width // chosen.value_group
     numbers = min(_SPAN_NUMBERS, part.heads * (slots + _SLACK))
-    scores = min(_SPAN_NUMBERS, _MOST_QUERY_HEADS * (slots + _SLACK))
-    copied = numbers * row_bits / 8 if _MOST_QUERY_HEADS * slots > _SPAN_NUMBERS else 0
+    heads = query_heads(part)
+    scores = min(_SPAN_NUMBERS, heads * (slots + _SLACK))
+    copied = numbers * row_bits / 8 if heads * slots > _SPAN_NUMBERS else 0
     return 4 * (_STEP_ARRAYS * scores + 2 * scales * numbers) + math.ceil(copied)
-
-
-def _attending(numbers: int, queries: int, slots: int) -> int:
-    """Bytes of scores, sums and unpacked numbers of blocks; `numbers` are those of a token of all heads."""
-    block = max(1, min(_BLOCK_TOKENS, _BLOCK_NUMBERS // numbers))
-    most_rows = min(_TILE_ROWS, _MOST_QUERY_HEADS * queries)
-    tokens = block * -(-slots // block)
-    scores = min(_BLOCK_NUMBERS, most_rows * tokens)
-    sums = min(_BLOCK_NUMBERS, most_rows * numbers * -(-tokens // block))
-    unpacked = min(_BLOCK_NUMBERS, numbers * tokens)
-    return 4 * (_SCORE_ARRAYS * scores + _SUM_ARRAYS * sums + _UNPACKED_ARRAYS * unpacked)
 
 
 def _side(bits: int, group: int) -> QualityPrior:

@@ -15,10 +15,10 @@ as 8 bits with a scale and a bias for each group along the width.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.workspace import Tiers, in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,12 +60,8 @@ _SOURCE = (
     "the affine format's by Llama-3.2-3B and Qwen3.5-35B-A3B"
 )
 
-_BLOCK_NUMBERS, _BLOCK_TOKENS, _ENCODE_NUMBERS = 2**20, 2**8, 2**19
-"""As in veloxquant.caches.tiered_attention and tiered_part."""
-_MOST_QUERY_HEADS = 128
-"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
-_TILE_ARRAYS, _STEP_ARRAYS, _UNPACKED_ARRAYS, _PACKING_ARRAYS = 10, 6, 8, 8
-"""Arrays of each kind that are there at once, as counted with MLX's allocator on the CPU backend, rounded up."""
+_PACKING_ARRAYS = 8
+"""Arrays of numbers that are being packed, there at once, as counted with MLX's allocator on the CPU backend."""
 
 
 class _Set(NamedTuple):
@@ -163,25 +159,20 @@ class Kivi(Method):
         return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
-        """An upper bound: scores and unpacked blocks of attention, or pieces being packed and buffers being grown."""
+        """An upper bound, by veloxquant.methods.workspace."""
         chosen = _chosen(variant)
-        width = max(part.key_width, part.value_width)
-        if queries == 1:
-            scores = _STEP_ARRAYS * _MOST_QUERY_HEADS * (slots + chosen.ring + chosen.sinks)
-            attending = 4 * (scores + 4 * part.heads * chosen.ring * width)
-        else:
-            scores = min(_BLOCK_NUMBERS, _MOST_QUERY_HEADS * queries * (slots + queries))
-            block = _UNPACKED_ARRAYS * part.heads * width * min(slots + queries, 4 * _BLOCK_TOKENS)
-            attending = 4 * (_TILE_ARRAYS * scores + block)
-        row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
-        growing = math.ceil(part.heads * slots * row_bits / 8)
-        piece = min(
-            max(_ENCODE_NUMBERS, part.heads * width * chosen.group), part.heads * width * (queries + chosen.ring)
+        keys, values = (self.key_bits(variant, part), self.value_bits(variant, part))
+        tiers = Tiers(
+            sinks=chosen.sinks,
+            ring=chosen.ring,
+            group=chosen.group,
+            key_space=part.key_width,
+            value_space=part.value_width,
+            scale_group=_fitting(chosen.group, part.value_width) or min(_GROUPS),
+            row_bits=keys * part.key_width + values * part.value_width,
+            packing_arrays=_PACKING_ARRAYS,
         )
-        columns = (
-            0 if queries == 1 else 2 * part.heads * (queries + chosen.ring) * 4 * (part.key_width + part.value_width)
-        )
-        return columns + max(attending, 4 * _PACKING_ARRAYS * piece + growing)
+        return in_tiers(part, tiers, queries, slots)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.workspace import MANY_ROWS, Tiers, in_blocks, in_tiers, query_heads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,10 +76,8 @@ _SCALED = (
 _SOURCE = f"SmolLM2-135M at 4,096 tokens, planned pairs really packed, others simulated (upper end), {_SCALED}"
 _TOKEN_SOURCE = f"SmolLM2-135M at 4,096 tokens, simulated (upper end), {_SCALED}"
 
-_MOST_QUERY_HEADS = 128
-"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
-_TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**13, 2**21, 2**19
-"""At least those of veloxquant.caches (attention, tiered_attention, packed, tiered_part)."""
+_ENCODE_NUMBERS, _SLACK = 2**19, 2**10
+"""As in veloxquant.caches.packed and attention."""
 
 
 class _Set(NamedTuple):
@@ -167,9 +166,19 @@ class Rotated(Method):
         return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
-        """An upper bound of the temporary arrays of attention and packing, counted with MLX's allocator on the CPU."""
-        held = _chosen(variant).recent + _chosen(variant).group
-        return _workspace(part, queries, slots + held)
+        """An upper bound, by veloxquant.methods.workspace."""
+        chosen, filled = _chosen(variant), _filled(part.value_width)
+        keys, values = (self.key_bits(variant, part), self.value_bits(variant, part))
+        tiers = Tiers(
+            sinks=chosen.sinks,
+            ring=chosen.recent + chosen.group,
+            group=chosen.group,
+            key_space=part.key_width,
+            value_space=filled,
+            scale_group=_fitting(chosen.group, filled),
+            row_bits=keys * part.key_width + values * part.value_width,
+        )
+        return in_tiers(part, tiers, queries, slots)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
@@ -230,7 +239,7 @@ class RotatedToken(Rotated):
         return None
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
-        """As `rotated`, without tiers."""
+        """An upper bound of the temporary arrays of attention and packing, counted with MLX's allocator on the CPU."""
         return _workspace(part, queries, slots)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
@@ -331,28 +340,24 @@ def _prior(hard: float, source: str) -> QualityPrior:
     return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=source)
 
 
-_STEP_ARRAYS, _SCORE_ARRAYS, _UNPACKED_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 5, 12, 8, 4, 24
+_STEP_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 5, 4, 24
 """Arrays of each kind that are there at once, as counted over head counts, widths and bits: at most, rounded up."""
 
 
 def _workspace(part: CachePart, queries: int, slots: int) -> int:
-    """Bytes of float32 arrays: scores, scales and unpacked blocks of attention; what packing takes comes before.
+    """Bytes of float32 arrays: a step has the scores of all tokens and their scales; what packing takes comes before.
 
-    A step has the scores of all tokens; more queries work in tiles and blocks. How many query heads there are is not
-    known here: at least the KV heads, and at most 128.
+    More queries, or many of one KV head, work in blocks.
     """
-    widths = _filled(part.key_width) + _filled(part.value_width)
-    rows = _MOST_QUERY_HEADS * queries
-    scales = 2 * part.heads * widths * slots * 2 // min(_GROUPS)
-    if queries == 1:
-        attending = _STEP_ARRAYS * rows * slots + scales + _QUERY_ARRAYS * rows * widths
-    else:
-        scores, unpacked = (min(_BLOCK_NUMBERS, numbers * slots) for numbers in (rows, part.heads * widths))
-        blocks = _SCORE_ARRAYS * scores + _UNPACKED_ARRAYS * unpacked
-        attending = blocks + scales + _QUERY_ARRAYS * min(rows, _TILE_ROWS) * widths + rows * part.value_width
+    keys, values = _filled(part.key_width), _filled(part.value_width)
+    heads, widths = query_heads(part), keys + values
+    step = heads * (_STEP_ARRAYS * (slots + _SLACK) + _QUERY_ARRAYS * widths)
+    step += 2 * part.heads * widths * (slots + _SLACK) // min(_GROUPS)
     new = part.heads * widths * (queries + max(_GROUPS))
-    packing = _PACKING_ARRAYS * min(_ENCODE_NUMBERS, new) + 2 * new
-    return 4 * max(attending, packing)
+    packing = 4 * (_PACKING_ARRAYS * min(_ENCODE_NUMBERS, new) + 2 * new)
+    unpacks = queries > 1 or heads >= MANY_ROWS * part.heads
+    attending = in_blocks(part, max(keys, values), queries, slots) if unpacks else 4 * step
+    return max(packing, attending + 4 * heads * queries * part.value_width)
 
 
 @hookimpl

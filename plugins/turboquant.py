@@ -25,6 +25,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.workspace import query_heads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,8 +87,6 @@ github.com/TheTom/turboquant_plus, docs/benchmarks.md). Not measured on a Mac.""
 
 _BLOCK_TOKENS, _TILE_ROWS, _BLOCK_NUMBERS, _ENCODE_NUMBERS = 2**8, 2**13, 2**21, 2**19
 """As in veloxquant.caches.attention and packed."""
-_MOST_QUERY_HEADS = 128
-"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
 _SCORE_ARRAYS, _UNPACKED_ARRAYS, _SUM_ARRAYS, _PACKING_ARRAYS = 11, 9, 4, 32
 """Arrays of each kind that are there at once, as counted over head counts, widths and bits: at most, rounded up."""
 
@@ -186,7 +185,7 @@ class TurboQuantMSE(Method):
         space = max(self._key_row(chosen, part.key_width).space, _value_row(chosen, part.value_width).space)
         row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
         packed = math.ceil(part.heads * queries * row_bits / 8)
-        return max(_attending(part.heads, queries, slots, space), _packing(part, queries, space) + 2 * packed)
+        return max(_attending(part, queries, slots, space), _packing(part, queries, space) + 2 * packed)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
@@ -345,16 +344,17 @@ def _prior(chosen: _Set) -> QualityPrior:
     return QualityPrior(kl_mean=hard * _MIDDLE, low=low, high=hard, source=_SOURCE)
 
 
-def _attending(heads: int, queries: int, slots: int, space: int) -> int:
+def _attending(part: CachePart, queries: int, slots: int, space: int) -> int:
     """Bytes of float32 arrays: scores, unpacked blocks, sums (veloxquant.caches.attention.Blocks).
 
-    `space` is the numbers that a row of K or V is unpacked to. How many query heads there are is not known here: at
-    least the KV heads, and at most 128.
+    `space` is the numbers that a row of K or V is unpacked to. Where query heads are not known they are at least the KV
+    heads.
     """
+    heads, most = part.heads, query_heads(part)
     block = max(1, min(_BLOCK_TOKENS, _BLOCK_NUMBERS // (heads * space)))
     tile = min(_TILE_ROWS, _BLOCK_NUMBERS // max(block, space))
-    most_rows = min(tile, _MOST_QUERY_HEADS * queries)
-    least_rows = min(tile - _MOST_QUERY_HEADS, heads * queries)
+    most_rows = min(tile, most * queries)
+    least_rows = max(1, min(tile - most, (part.query_heads or heads) * queries))
     least = max(block * max(least_rows, heads * space), least_rows * space)
     tokens = block * min(-(-slots // block), max(1, _BLOCK_NUMBERS // least))
     scores = min(_BLOCK_NUMBERS, most_rows * tokens)

@@ -220,6 +220,7 @@ WORK = [
     (32, 8, 64, 1500, 128),
     (4, 2, 200, 1000, 64),
     (16, 1, 300, 600, 256),
+    (48, 1, 1, 3000, 64),
 ]
 
 
@@ -228,7 +229,7 @@ WORK = [
 def test_workspace_bounds_the_measured_peak(label: str, work: tuple[int, ...]) -> None:
     """MLX's own count of what attention and packing take beside what is held and the result."""
     heads, groups, queries, slots, width = work
-    part = sample_part(width, 4, heads=groups)
+    part = sample_part(width, 4, groups, heads)
     cache = AFFINE.build(LayerSpec(index=0, part=part), VARIANTS[label])
     cache.update_and_fetch(rows(slots - queries, width, groups), rows(slots - queries, width, groups))
     asked, new = rows(queries, width, heads), rows(queries, width, groups)

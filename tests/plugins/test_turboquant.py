@@ -203,7 +203,7 @@ WORK = [
 @pytest.mark.parametrize(("heads", "groups", "queries", "slots", "width"), WORK)
 def test_workspace_bounds_the_measured_peak(heads: int, groups: int, queries: int, slots: int, width: int) -> None:
     """MLX's own count of what attention and packing take beside what is held and the result, at every variant."""
-    part = sample_part(width, 4, heads=groups)
+    part = sample_part(width, 4, groups, heads)
     asked = mx.random.normal((1, heads, queries, width))
     rows = mx.random.normal((1, groups, queries, width))
     for method, params in (SETS[0], SETS[1], SETS[4], SETS[6], SETS[11], SETS[14]):

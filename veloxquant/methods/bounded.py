@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from veloxquant.caches import eviction
 from veloxquant.errors import InvalidParams
 from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
+from veloxquant.methods.workspace import query_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,8 +24,6 @@ PLAIN = 16
 _BITS = (PLAIN, 8, 4)
 _MARK_BITS = 32
 """A position, and a sum of attention: int32 for each head and slot."""
-_MOST_QUERY_HEADS = 128
-"""Of published models whose K and V grow plainly (Llama-3.1-405B)."""
 _SCORES = 2**22
 """As in veloxquant.caches.evicting_attention."""
 _SCORE_ARRAYS, _STORED_ARRAYS = 5, 3
@@ -133,13 +132,10 @@ class BoundedMethod(Method):
         return self._rule(variant).stride
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
-        """Scores of one segment, float copies of what is stored, and copies while tokens are dropped.
-
-        How many query heads there are is not known here: at most 128.
-        """
+        """Scores of one segment, float copies of what is stored, and copies while tokens are dropped."""
         rule = self._rule(variant)
         room = min(slots, rule.budget + rule.stride)
-        scores = min(_SCORES, _MOST_QUERY_HEADS * min(queries, rule.stride) * room)
+        scores = min(_SCORES, query_heads(part) * min(queries, rule.stride) * room)
         row_bits = self.key_bits(variant, part) * part.key_width + self.value_bits(variant, part) * part.value_width
         stored = part.heads * room * (part.key_width + part.value_width) * 4
         return int(4 * _SCORE_ARRAYS * scores + stored + _STORED_ARRAYS * part.heads * room * row_bits / 8)

@@ -123,12 +123,13 @@ def check_figures(method: Method, variants: Iterable[Variant]) -> None:
             _check_monotone(method, variant, width, by_item_size)
 
 
-def sample_part(width: int, itemsize: int, heads: int = 8) -> CachePart:
+def sample_part(width: int, itemsize: int, heads: int = 8, query_heads: int = 0) -> CachePart:
     """A plain growing layer of the engine: K and V of one width."""
     return CachePart(
         kind="kv",
         engine_class="KVCache",
         heads=heads,
+        query_heads=query_heads,
         key_width=width,
         value_width=width,
         key_itemsize=itemsize,
