@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planner_kit import GIB, ask, codes, llama_8b, mac, windowed
+from planner_kit import GIB, Own, Synthetic, ask, codes, llama_8b, mac, offers, windowed
 
 if TYPE_CHECKING:
     from veloxquant.planner.result import Note, Plan
@@ -28,6 +28,18 @@ def test_every_largest_context_fits_and_one_more_does_not() -> None:
         asked = {"methods": (value["label"],), "num_concurrent_requests": 2, "max_kl": 10}
         assert ask(llama_8b(), SMALL, context_length=value["context_length"], **asked).chosen.label == value["label"]
         assert ask(llama_8b(), SMALL, context_length=value["context_length"] + 1, **asked).decision == "no_fit"
+
+
+def test_a_context_that_another_variant_passes_at_less_divergence_is_not_suggested() -> None:
+    """Each longer one costs something: the least divergence of those that reach as far."""
+    coarse, fine, longer, poor = (
+        Synthetic(name, bits, kl)
+        for name, bits, kl in (("coarse", 4, 0.02), ("fine", 8, 0.001), ("longer", 3, 0.04), ("poor", 5, 0.03))
+    )
+    on_offer = offers(Own(), coarse, fine, longer, poor)
+    answer = ask(llama_8b(), SMALL, context_length=900_000, on_offer=on_offer, max_kl=10)
+    offered = [s.value["label"] for s in answer.suggestions if s.code == "largest_context"]
+    assert offered == ["longer", "coarse", "fine", "fp16"]
 
 
 def test_fewer_slots_fit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from veloxquant.planner.decide import below_soft_floor, misses_kl, misses_latency
@@ -68,10 +69,14 @@ def allowed_eviction(best: Option | None) -> tuple[Note, ...]:
 
 
 def largest_contexts(setting: Setting, options: Sequence[Option]) -> list[Note]:
-    """The largest context of each variant at the asked slots, longest first."""
+    """The largest context of each variant at the asked slots, longest first.
+
+    One that another variant passes by both context and divergence is nobody's way out, and is left to `fit`.
+    """
     sequences = setting.workload.sequences
     at = "" if sequences == 1 else f" for each of {sequences} sequences"
-    ranked = sorted(options, key=lambda option: (-option.largest_context, option.label))
+    ranked = sorted(options, key=lambda option: (-option.largest_context, option.quality.kl_mean, option.label))
+    least = [min((o.quality.kl_mean for o in ranked[:place]), default=math.inf) for place in range(len(ranked))]
     return [
         Note(
             code="largest_context",
@@ -81,8 +86,8 @@ def largest_contexts(setting: Setting, options: Sequence[Option]) -> list[Note]:
             ),
             value={"label": option.label, "context_length": option.largest_context},
         )
-        for option in ranked
-        if option.largest_context
+        for option, before in zip(ranked, least, strict=True)
+        if option.largest_context and option.quality.kl_mean < before
     ]
 
 
