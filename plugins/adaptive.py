@@ -19,8 +19,7 @@ import base64
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from veloxquant.errors import MethodRefused
-from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods import LayerSpec, Method, MethodRefused, Parameter, QualityPrior, Variant, hookimpl
 from veloxquant.methods.dealing import Unit, deal, unit
 from veloxquant.methods.workspace import Tiers, in_tiers
 

@@ -21,8 +21,7 @@ from veloxquant.methods.bounded import BoundedMethod, Measured
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from veloxquant.methods import LayerPlace, Param, Variant
-    from veloxquant.profiles.calibration import Calibration
+    from veloxquant.methods import Calibration, LayerPlace, Param, Variant
 
 
 class PyramidKV(BoundedMethod):
