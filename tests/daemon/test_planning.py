@@ -102,8 +102,8 @@ def test_a_remembered_plan_is_explained(wire: Wire) -> None:
 
 
 def test_fit_gives_contexts(wire: Wire) -> None:
-    """For each variant at 1, 2, 4 and 8 slots, falling with the slots."""
-    fit = wire.call("fit", {"model": TINY["model"], "memory_budget_bytes": 512 * 2**20})
+    """For each variant at 1, 2, 4 and 8 slots, falling with the slots; packed ones need room for a block in prefill."""
+    fit = wire.call("fit", {"model": TINY["model"], "memory_budget_bytes": 192 * 2**20})
     rows = {row["label"]: [cell["max_context_tokens"] for cell in row["cells"]] for row in fit["rows"]}
     assert rows["fp16"] == sorted(rows["fp16"], reverse=True)
     assert rows["affine4-g64"][0] > rows["fp16"][0] > 0
