@@ -216,3 +216,20 @@ def test_no_scores_of_more_than_a_tile_and_a_block_exist() -> None:
     mx.reset_peak_memory()
     mx.eval(ours[0].attend(queries, ours[1], SCALE, "causal"))
     assert mx.get_peak_memory() - before < 48 * 2**20
+
+
+def test_many_query_heads_over_one_kv_head_never_unpack_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 heads, for which native codecs unpack: a step's temporary arrays are a part of 16,384 unpacked keys."""
+    monkeypatch.setattr(tiered_attention, "BLOCK_NUMBERS", 2**15)
+    tokens, width = 2**14, 128
+    cache = kivi(width)
+    x = normal(1, 1, 1, tokens, width)
+    cache.update_and_fetch(x, x)
+    one, queries = normal(2, 1, 1, 1, width), normal(3, 1, 40, 1, width)
+    mx.eval(cache.state, one, queries)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    keys, values = cache.update_and_fetch(one, one)
+    mx.eval(keys.attend(queries, values, SCALE))
+    assert mx.get_peak_memory() - before < tokens * width * 4 / 2

@@ -6,8 +6,9 @@ recent columns hold (`tiered_sight`). Rows may differ in everything; where they 
 
 The softmax is carried from part to part (Milakov and Gimelshein, arXiv 1805.02867), in base 2 with log2(e) folded into
 the scale of the queries: MLX's CPU backend takes a power of 2 three times as fast as one of e. With one query and
-codecs whose products read what is stored the parts are three, whatever the length. Otherwise packed tokens are taken
-block by block and queries tile by tile, each query with its own boundary, so that scores never exist as a whole.
+codecs whose products read what is stored (with fewer than `MANY_ROWS` query heads over a KV head) the parts are three,
+whatever the length. Otherwise packed tokens are taken block by block and queries tile by tile, each query with its own
+boundary, so that scores never exist as a whole.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from veloxquant.caches.attention import BLOCK_TOKENS, Packed
+from veloxquant.caches.attention import BLOCK_TOKENS, MANY_ROWS, Packed
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.caches.rotated import RotatedCodec
 from veloxquant.caches.tiered_sight import Hiding
@@ -164,7 +165,8 @@ class _Tile:
 
     def _at_once(self, *codecs: Codec) -> bool:
         """Whether nothing is unpacked: then what is packed need not wait, and there may be any amount of it."""
-        return self.queries.shape[2] == 1 and all(_is_native(codec) for codec in codecs)
+        few = self.queries.shape[1] // self.keys.recent[0].shape[1] < MANY_ROWS
+        return self.queries.shape[2] == 1 and few and all(_is_native(codec) for codec in codecs)
 
 
 class _Stretch(NamedTuple):
