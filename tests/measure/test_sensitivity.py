@@ -10,13 +10,16 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from veloxquant.caches import registration
 from veloxquant.caches.float_codec import FloatCodec
+from veloxquant.caches.tiered import TieredKVCache
+from veloxquant.caches.tiered_layout import Layout
 from veloxquant.errors import InvalidParams, MethodRefused
 from veloxquant.measure import sensitivity
 from veloxquant.measure.conformance import models
 from veloxquant.measure.sensitivity import codecs, look, sensitivities
 
-TOKENS, VOCABULARY = 132, 11
+TOKENS, VOCABULARY = 260, 11
 IDS = [int(one) for one in np.random.default_rng(1).integers(0, VOCABULARY, TOKENS)]
 
 
@@ -121,7 +124,7 @@ def test_one_head_in_few_bits_costs_about_what_was_estimated(side: int) -> None:
     model = Tiny().model
     tokens = [int(one) for one in np.random.default_rng(3).integers(0, VOCABULARY, 260)]
     bits = (4, 6)
-    found = sensitivities(model, tokens, bits, codecs, draws=8)
+    found = sensitivities(model, tokens, bits, codecs, draws=8, recent=None)
     plain = model(mx.array(tokens)[None], cache=[KVCache(), KVCache()])
     ratios = []
     for layer in found:
@@ -133,6 +136,34 @@ def test_one_head_in_few_bits_costs_about_what_was_estimated(side: int) -> None:
                 ratios.append((layer.key, layer.value)[side][head][at] / real)
     assert len(ratios) == 8
     assert all(0.5 < ratio < 2 for ratio in ratios), ratios
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["keys", "values"])
+def test_what_is_read_of_recent_tokens_does_not_count(side: int) -> None:
+    """A llama whose first layer really keeps one side in tiers: within a factor of two, all heads together."""
+    model = Tiny().model
+    tokens = [int(one) for one in np.random.default_rng(1).integers(0, VOCABULARY, 400)]
+    layer = sensitivities(model, tokens, (2, 4), codecs, draws=4)[0]
+    plain = model(mx.array(tokens)[None], cache=[KVCache(), KVCache()])
+    for at, width in enumerate((2, 4)):
+        kept: list[Any] = [FloatCodec(32), FloatCodec(32)]
+        kept[side] = codecs(32, width)[side]
+        tiers = TieredKVCache(*kept, sinks=sensitivity.SINKS, recent=sensitivity.RECENT)
+        real = divergence(plain, model(mx.array(tokens)[None], cache=[tiers, KVCache()]))
+        estimate = sum(head[at] for head in (layer.key, layer.value)[side])
+        assert 0.5 < estimate / real < 2, (width, estimate, real)
+
+
+def test_reads_in_two_parts_are_attention() -> None:
+    """With nothing added the model answers as with the engine's own caches, window masks included."""
+    for name in ("llama", "qwen3_next"):
+        model, ids = models.model(name), mx.array(models.text()[:260])[None]
+        stored: dict[int, Any] = {}
+        plain = model(ids, cache=sensitivity._noting_all(model, stored))
+        registration.register()
+        layout = Layout.checked(sensitivity.SINKS, sensitivity.RECENT, sensitivity.GROUP, None)
+        read = model(ids, cache=sensitivity._adding(model, stored, {}, layout))
+        assert mx.abs(plain - read).max().item() < 1e-4 * mx.abs(plain).max().item()
 
 
 def test_more_bits_cost_less_and_classes_add_up() -> None:
@@ -217,7 +248,7 @@ def test_draws_are_at_least_one() -> None:
 def test_real_architectures_are_measured_where_they_grow_plainly(name: str) -> None:
     """Experts, windows, recurrent layers: each plain cache of the trace, with its heads and widths, and no other."""
     growing = {layer.index: part for layer in models.profile(name).layers if (part := layer.packable) is not None}
-    found = sensitivities(models.model(name), models.text()[:130], (2, 4), codecs, draws=1)
+    found = sensitivities(models.model(name), models.text()[:260], (2, 4), codecs, draws=1)
     assert [layer.index for layer in found] == sorted(growing)
     for layer in found:
         part = growing[layer.index]

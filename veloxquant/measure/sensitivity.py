@@ -8,7 +8,8 @@ to this K and V. Errors of different tokens are taken as independent, so that th
     1/2 x sum over tokens (g_token . e_token)^2 / tokens
 
 averaged over draws; for keys that are packed channel by channel, of each channel by itself. One forward and `draws`
-backward passes take the place of a run of the model for each head, bits and side.
+backward passes take the place of a run of the model for each head, bits and side. Where recent tokens are kept as they
+are, gradients count what queries read of older ones only (`packed_reads`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from veloxquant.caches import registration
 from veloxquant.caches.engine import cache_module
+from veloxquant.caches.tiered_layout import Layout
 from veloxquant.errors import InvalidParams, MethodRefused
+from veloxquant.measure import packed_reads
 from veloxquant.profiles.calibration import Calibration, LayerSensitivity
 
 if TYPE_CHECKING:
@@ -39,7 +43,10 @@ if TYPE_CHECKING:
 BITS = (2, 3, 4, 5, 6, 8)
 DRAWS = 4
 """Labels drawn for each token: with 512 tokens 2,048 squares in a mean."""
-LEAST_TOKENS = 128
+LEAST_TOKENS = 256
+"""Of which some must be packed by then."""
+SINKS, RECENT, GROUP = 4, 128, 64
+"""Tiers of the caches that are calibrated for (plugins/adaptive.py)."""
 CLASSES = 4
 """Of channels. KL of SmolLM2-135M at 3.0, 3.5, 4.0 resident bits, simulated: two classes 0.024, 0.0042, 0.0017; four
 0.0115, 0.0032, 0.0016; eight 0.0113, 0.0032, 0.0015; each channel by itself 0.0078 at 3.0."""
@@ -63,7 +70,8 @@ def sensitivities(
     bits: Sequence[int],
     codecs: Codecs,
     *,
-    sinks: int = 4,
+    sinks: int = SINKS,
+    recent: int | None = RECENT,
     draws: int = DRAWS,
     watch: Watch | None = None,
 ) -> tuple[LayerSensitivity, ...]:
@@ -71,8 +79,11 @@ def sensitivities(
 
     `codecs` gives what keys and values of a width are packed with in so many bits (see `codecs`).
 
-    The first `sinks` tokens are left out: they are kept as they come. Raises InvalidParams for a text that is too
-    short, MethodRefused for a model without a plain growing cache, or one that cannot be differentiated.
+    The first `sinks` tokens are left out, and at each token what it reads of the last `recent` ones: they are kept as
+    they come. `recent` None: every read counts, and so it does for a model whose own code looks at K and V.
+
+    Raises InvalidParams for a text that is too short, MethodRefused for a model without a plain growing cache, or one
+    that cannot be differentiated.
     """
     if len(tokens) < LEAST_TOKENS:
         raise InvalidParams(
@@ -82,7 +93,8 @@ def sensitivities(
         )
     if draws < 1:
         raise InvalidParams(f"{draws} draws give no gradient", hint="give 1 or more", field="draws")
-    return tuple(_sensitivity(layer, bits, codecs, sinks) for layer in look(model, tokens, draws, watch))
+    layout = None if recent is None else Layout.checked(sinks, recent, GROUP, None)
+    return tuple(_sensitivity(layer, bits, codecs, sinks) for layer in look(model, tokens, draws, watch, layout))
 
 
 def calibrate(
@@ -117,16 +129,24 @@ def codecs(width: int, bits: int) -> tuple[Codec, Codec]:
     return RefitPerChannelCodec(width, bits, 64), RotatedCodec(width, SymmetricCodec(filled, bits, group))
 
 
-def look(model: Any, tokens: Sequence[int], draws: int = DRAWS, watch: Watch | None = None) -> list[Seen]:
+def look(
+    model: Any,
+    tokens: Sequence[int],
+    draws: int = DRAWS,
+    watch: Watch | None = None,
+    layout: Layout | None = None,
+) -> list[Seen]:
     """K, V and gradients of every layer whose own cache is a plain KVCache that is written to.
 
-    `watch` is told after the forward and after each backward pass how many are done. Raises MethodRefused.
+    `layout`: gradients count reads of packed tokens only. `watch` is told after the forward and after each backward
+    pass how many are done. Raises MethodRefused.
     """
     import mlx.core as mx
 
+    registration.register()
     ids = mx.array(list(tokens), dtype=mx.int32)[None]
     stored: Stored = {}
-    logits = model(ids, cache=_watched(model, {}, stored)).astype(mx.float32)
+    logits = model(ids, cache=_noting_all(model, stored)).astype(mx.float32)
     stored = {at: pair for at, pair in stored.items() if all(x.shape[-1] for x in pair)}
     if not stored:
         raise MethodRefused("no layer of this model keeps a plain growing cache", hint="there is nothing to calibrate")
@@ -135,9 +155,10 @@ def look(model: Any, tokens: Sequence[int], draws: int = DRAWS, watch: Watch | N
         raise MethodRefused("the model gives no finite numbers on this text", hint="try another text, or float32")
     _tell(watch, 1)
     found: dict[int, list[tuple[Any, Any]]] = {at: [] for at in stored}
+    layout = layout if layout is not None and _takes_reads(model, ids, stored, layout) else None
     for draw in range(draws):
         labels = mx.random.categorical(logits, key=mx.random.key(draw))
-        for at, pair in _gradients(model, ids, labels, stored).items():
+        for at, pair in _gradients(model, ids, labels, stored, layout).items():
             found[at].append(pair)
         _tell(watch, draw + 2)
     return [
@@ -152,12 +173,21 @@ def look(model: Any, tokens: Sequence[int], draws: int = DRAWS, watch: Watch | N
     ]
 
 
-def _gradients(model: Any, ids: Any, labels: Any, stored: Stored) -> Stored:
+def _takes_reads(model: Any, ids: Any, stored: Stored, layout: Layout) -> bool:
+    """Whether the model's code passes K and V on to attention as they are; nothing is computed."""
+    try:
+        model(ids, cache=_adding(model, stored, {}, layout))
+    except Exception:  # noqa: BLE001 -- a model's own code, with handles in the place of arrays
+        return False
+    return True
+
+
+def _gradients(model: Any, ids: Any, labels: Any, stored: Stored, layout: Layout | None) -> Stored:
     """Of the sum of the labels' log probabilities, by the K and V of each layer."""
     import mlx.core as mx
 
     def told(added: dict[str, tuple[Any, Any]]) -> Any:
-        caches = _watched(model, {int(at): pair for at, pair in added.items()}, {})
+        caches = _adding(model, stored, {int(at): pair for at, pair in added.items()}, layout)
         logits = model(ids, cache=caches).astype(mx.float32)
         picked = mx.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
         return (picked - mx.logsumexp(logits, axis=-1)).sum()
@@ -173,24 +203,44 @@ def _gradients(model: Any, ids: Any, labels: Any, stored: Stored) -> Stored:
     return {int(at): pair for at, pair in gradients.items()}
 
 
-def _watched(model: Any, added: Stored, stored: Stored) -> list[Any]:
-    """Fresh caches of the engine's; plain ones add what is in `added` to K and V and note both in `stored`."""
-    caches = cache_module().make_prompt_cache(model)
+def _plain(model: Any) -> tuple[list[Any], list[tuple[int, Any]]]:
+    """Fresh caches of the engine's, and which of them are plain ones."""
+    caches = list(cache_module().make_prompt_cache(model))
     plain = cache_module().KVCache
-    for at, cache in enumerate(caches):
-        if type(cache) is plain:
-            cache.update_and_fetch = _noting(cache.update_and_fetch, at, added.get(at), stored)
-    return list(caches)
+    return caches, [(at, cache) for at, cache in enumerate(caches) if type(cache) is plain]
 
 
-def _noting(update: Callable[[Any, Any], Any], at: int, more: tuple[Any, Any] | None, stored: Stored) -> Any:
+def _noting_all(model: Any, stored: Stored) -> list[Any]:
+    """Plain caches note in `stored` what they are given."""
+    caches, plain = _plain(model)
+    for at, cache in plain:
+        cache.update_and_fetch = _noting(cache.update_and_fetch, at, stored)
+    return caches
+
+
+def _adding(model: Any, stored: Stored, added: Stored, layout: Layout | None) -> list[Any]:
+    """Plain caches add what is in `added` to K and V: to packed tokens where there is a layout, else to all."""
+    caches, plain = _plain(model)
+    for at, cache in plain:
+        if layout is not None and at in stored:
+            packed_reads.watch(cache, added.get(at), layout)
+        elif at in added:
+            cache.update_and_fetch = _bending(cache.update_and_fetch, added[at])
+    return caches
+
+
+def _noting(update: Callable[[Any, Any], Any], at: int, stored: Stored) -> Any:
     def update_and_fetch(keys: Any, values: Any) -> Any:
         stored[at] = (keys, values)
-        if more is not None:
-            keys, values = (
-                (x.astype(add.dtype) + add).astype(x.dtype) for x, add in zip((keys, values), more, strict=True)
-            )
         return update(keys, values)
+
+    return update_and_fetch
+
+
+def _bending(update: Callable[[Any, Any], Any], more: tuple[Any, Any]) -> Any:
+    def update_and_fetch(keys: Any, values: Any) -> Any:
+        pair = zip((keys, values), more, strict=True)
+        return update(*((x.astype(add.dtype) + add).astype(x.dtype) for x, add in pair))
 
     return update_and_fetch
 
