@@ -3,7 +3,7 @@
     python bench/quality.py --wheel FILE --cache FOLDER                     every variant that is planned with
     python bench/quality.py ... --only kivi --tokens 1024                   some of them, fewer tokens
     python bench/quality.py ... --with kivi key_bits=3 value_bits=2         one more set of parameters
-    python bench/quality.py ... --json bench/data/quality.json --plot docs/quality.svg
+    python bench/quality.py ... --json FILE --plot docs/quality.svg
 
 What is read and how it is compared: `teacher_forced.py`. Bytes are those really held at the last token, everything
 counted. On a CUDA backend the products of `mx.quantized_matmul` are taken from `mx.dequantize` and a float32 product
@@ -159,7 +159,7 @@ def _take_products_from_dequantized() -> None:
         wide = mx.dequantize(w, scales, biases, **known).astype(x.dtype)
         return x @ (wide.swapaxes(-1, -2) if transpose else wide)
 
-    mx.quantized_matmul = product
+    setattr(mx, "quantized_matmul", product)  # noqa: B010 -- mypy forbids the plain form
 
 
 def _kept(path: Path | None, text: teacher_forced.Text, tokens: int) -> list[dict[str, Any]]:
@@ -200,8 +200,8 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         lines.append(f"| {mark}{row['label']}{mark} | {figures} | {row['perplexity']:.3f} |")
     reached = (quality_plot.reached(rows, bits) for bits, _ in TARGETS)
     lines += ["", "| bits a number, at most | target KL | reached | by |", "|---|---|---|---|"]
-    for (bits, target), row in zip(TARGETS, reached, strict=True):
-        told = "nothing" if row is None else f"{row['kl_mean']:.4g} | {row['label']} at {row['bits']:.2f}"
+    for (bits, target), found in zip(TARGETS, reached, strict=True):
+        told = "nothing |" if found is None else f"{found['kl_mean']:.4g} | {found['label']} at {found['bits']:.2f}"
         lines.append(f"| {bits} | {target} | {told} |")
     return "\n".join(lines)
 

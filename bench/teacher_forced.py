@@ -79,7 +79,7 @@ def reference(model: Any, text: Text, folder: Path) -> np.ndarray[Any, Any]:
     """Log probabilities (tokens, vocabulary) with the engine's float32 cache; kept in a file beside the model."""
     path = folder / f"reference-{len(text.ids)}-{text.digest}.npy"
     if path.exists():
-        return np.load(path, mmap_mode="r")
+        return _mapped(path)
     fresh = path.with_suffix(".part.npy")
     rows = None
     for first, logits in _logits(model, text, [KVCache() for _ in model.layers]):
@@ -90,23 +90,21 @@ def reference(model: Any, text: Text, folder: Path) -> np.ndarray[Any, Any]:
     assert rows is not None
     rows.flush()
     fresh.rename(path)
-    return np.load(path, mmap_mode="r")
+    return _mapped(path)
+
+
+def _mapped(path: Path) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
+    return found
 
 
 def compare(
-    model: Any,
-    text: Text,
-    known: np.ndarray[Any, Any],
-    label: str,
-    caches: Callable[[], list[Any]],
-    *,
-    half: bool = True,
+    model: Any, text: Text, known: np.ndarray[Any, Any], label: str, caches: Callable[[], list[Any]]
 ) -> Quality:
-    """Read the text with these caches. `half`: K and V are handed over in 16 bits."""
+    """Read the text with these caches."""
     made = caches()
-    if half:
-        for cache in made:
-            _hand_over_half(cache)
+    for cache in made:
+        _hand_over_half(cache)
     kl: list[Any] = []
     hits, surprise = 0, 0.0
     for first, logits in _logits(model, text, made):
@@ -115,12 +113,9 @@ def compare(
             candidate = _log_softmax(logits[start : start + SLICE])
             expected = mx.array(known[at : at + candidate.shape[0]])
             kl.append(mx.sum(mx.exp(expected) * (expected - candidate), axis=-1))
-            hits += int(mx.sum(mx.argmax(expected, axis=-1) == mx.argmax(candidate, axis=-1)).item())
+            hits += int(np.sum(np.array(mx.argmax(expected, axis=-1) == mx.argmax(candidate, axis=-1))))
             following = text.ids[at + 1 : at + 1 + candidate.shape[0]]
-            told = (
-                candidate[mx.arange(len(following)), mx.array(following, dtype=mx.int32)] if following else mx.zeros(1)
-            )
-            surprise -= float(mx.sum(told).item())
+            surprise -= _told(candidate, following)
             mx.eval(kl[-1])
     for cache in made:
         vars(cache).pop("update_and_fetch", None)
@@ -153,7 +148,7 @@ def _told(candidate: Any, following: list[int]) -> float:
     if not following:
         return 0.0
     picked = candidate[mx.arange(len(following)), mx.array(following, dtype=mx.int32)]
-    return float(mx.sum(picked).item())
+    return float(np.array(mx.sum(picked)))
 
 
 def _hand_over_half(cache: Any) -> None:
