@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from veloxquant.caches.evicting import EvictingKVCache
-from veloxquant.caches.eviction import HeavyHitters, KeyNorm, Rule, SnapKV, Streaming, describe, make
+from veloxquant.caches.eviction import (
+    LONGEST,
+    HeavyHitters,
+    Held,
+    KeyNorm,
+    Rule,
+    SnapKV,
+    Streaming,
+    describe,
+    keep,
+    make,
+)
 from veloxquant.caches.float_codec import FloatCodec
 from veloxquant.errors import InvalidParams, MethodRefused
 
@@ -189,6 +200,14 @@ def test_of_equal_tokens_the_newer_stay() -> None:
     keys, values = cache.update_and_fetch(same, same)
     mx.eval(keys.attend(mx.ones((1, HEADS, 64, WIDTH)), values, SCALE, "causal"))
     assert positions(cache) == [list(range(24, 64))] * HEADS
+
+
+def test_a_key_without_bounds_is_worth_more_than_an_empty_slot() -> None:
+    """Three tokens and an empty slot, a budget of three: the tokens stay, though one key has an infinite norm."""
+    places = mx.array([[[0, 1, 2, LONGEST]]], dtype=mx.int32)
+    keys = mx.array([mx.inf, 1.0, 1.0, 0.0]).reshape(1, 1, 4, 1)
+    held = Held(places, mx.array([[[3]]]), None, lambda: keys)
+    assert keep(KeyNorm(), 3, held).tolist() == [[[0, 1, 2]]]
 
 
 def test_sums_of_attention_do_not_overflow() -> None:

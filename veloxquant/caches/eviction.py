@@ -233,7 +233,9 @@ def keep(policy: Policy, budget: int, held: Held) -> Any:
     import mlx.core as mx
 
     always = (held.positions < policy.sinks) | (held.positions >= held.end - policy.recent)
-    worth = mx.where(always, mx.inf, policy.worth(held).astype(mx.float32))
+    # No token is worth as little as an empty slot, be its key's norm infinite.
+    finite = mx.maximum(policy.worth(held).astype(mx.float32), mx.finfo(mx.float32).min)
+    worth = mx.where(always, mx.inf, finite)
     worth = mx.where(held.positions == LONGEST, -mx.inf, worth)
     return mx.sort(mx.argsort(worth, axis=-1)[..., -budget:].astype(mx.int32), axis=-1)
 
