@@ -17,10 +17,11 @@ import json
 import platform
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
@@ -45,7 +46,13 @@ TARGETS = ((8.5, 0.0004), (5.5, 0.004), (5.0, 0.008), (4.5, 0.015), (4.0, 0.035)
 ENGINE = tuple((bits, group) for bits in (8, 6, 5, 4, 3, 2) for group in (32, 64))
 """mlx-lm's own cache. Fresh ones of these widths are whole (head width 64)."""
 
-Candidate = tuple[str, "Callable[[], list[Any]]"]
+
+class Candidate(NamedTuple):
+    """Caches to be compared."""
+
+    label: str
+    caches: Callable[[], list[Any]]
+    drops_tokens: bool = False
 
 
 def main() -> int:
@@ -59,7 +66,7 @@ def main() -> int:
     known = teacher_forced.reference(model, text, asked.cache)
     rows = _kept(asked.json, text, asked.tokens) if asked.resume else []
     done = {row["label"] for row in rows}
-    for label, caches in _candidates(model, asked):
+    for label, caches, drops_tokens in _candidates(model, asked):
         if label in done:
             continue
         began = time.monotonic()
@@ -68,7 +75,7 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001 -- the next candidate is none the worse for this one
             print(f"{label}: {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        rows.append(found.row())
+        rows.append(replace(found, drops_tokens=drops_tokens).row())
         print(_line(found), f"{time.monotonic() - began:.0f} s", flush=True)
         if asked.json:
             _write(asked.json, rows, text, asked)
@@ -95,14 +102,16 @@ def _arguments() -> argparse.Namespace:
 
 
 def _candidates(model: Any, asked: argparse.Namespace) -> Iterator[Candidate]:
-    yield from ((label, caches) for label, caches in _engine(model) if _wanted(asked.only, label, "engine"))
+    yield from (one for one in _engine(model) if _wanted(asked.only, one.label, "engine"))
     loaded, calibration = load(), _calibration(asked.calibration)
     for method, variant in loaded.variants:
         if method.name != "fp16" and _wanted(asked.only, variant.label, method.name):
-            yield _ours(model, method.name, variant.params, variant.label, calibration)
+            yield _ours(model, method.name, variant.params, variant.label, calibration)._replace(
+                drops_tokens=method.drops_tokens
+            )
     if quality_peer.installed():
         theirs = quality_peer.candidates(model, model.args.head_dim or 64)
-        yield from ((label, caches) for label, caches in theirs if _wanted(asked.only, label, "veloxquant-mlx"))
+        yield from (Candidate(*one) for one in theirs if _wanted(asked.only, one[0], "veloxquant-mlx"))
     for name, *given in asked.more:
         values = dict(_value(one) for one in given)
         yield _ours(model, name, values, " ".join([name, *given]), calibration)
@@ -110,13 +119,13 @@ def _candidates(model: Any, asked: argparse.Namespace) -> Iterator[Candidate]:
 
 def _engine(model: Any) -> Iterator[Candidate]:
     count = len(model.layers)
-    yield "16 bit", lambda: [_Half() for _ in range(count)]
+    yield Candidate("16 bit", lambda: [_Half() for _ in range(count)])
     for bits, group in ENGINE:
 
         def caches(bits: int = bits, group: int = group) -> list[Any]:
             return [QuantizedKVCache(bits=bits, group_size=group) for _ in range(count)]
 
-        yield f"mlx-lm {bits} bit g{group}", caches
+        yield Candidate(f"mlx-lm {bits} bit g{group}", caches)
 
 
 class _Half(KVCache):  # type: ignore[misc]
@@ -136,7 +145,7 @@ def _ours(model: Any, method: str, params: Any, label: str, calibration: Calibra
     builder = KVCacheBuilder().with_method(method)
     for name, value in params.items():
         builder.with_parameter(name, value)
-    return label, lambda: KVCacheBuilder.for_model(model, builder.config(), calibration=calibration)
+    return Candidate(label, lambda: KVCacheBuilder.for_model(model, builder.config(), calibration=calibration))
 
 
 def _wanted(only: list[str] | None, label: str, method: str) -> bool:
@@ -190,15 +199,15 @@ def _write(path: Path, rows: list[dict[str, Any]], text: teacher_forced.Text, as
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Markdown, most bytes first; ** on what no other row beats in both bytes and KL."""
+    """Markdown, most bytes first; ** on what no other row beats in both bytes and KL, of those that keep all tokens."""
     rows = sorted(rows, key=lambda row: (-row["bits"], row["kl_mean"]))
-    best = {row["label"] for row in quality_plot.frontier(rows)}
+    best = {row["label"] for row in quality_plot.frontier(quality_plot.keeping(rows))}
     lines = ["| caches | bits a number | KL mean | KL p99 | same top token | perplexity |", "|---|---|---|---|---|---|"]
     for row in rows:
         mark = "**" if row["label"] in best else ""
         figures = f"{row['bits']:.2f} | {row['kl_mean']:.4g} | {row['kl_p99']:.3g} | {row['top1']:.2%}"
         lines.append(f"| {mark}{row['label']}{mark} | {figures} | {row['perplexity']:.3f} |")
-    reached = (quality_plot.reached(rows, bits) for bits, _ in TARGETS)
+    reached = (quality_plot.reached(quality_plot.keeping(rows), bits) for bits, _ in TARGETS)
     lines += ["", "| bits a number, at most | target KL | reached | by |", "|---|---|---|---|"]
     for (bits, target), found in zip(TARGETS, reached, strict=True):
         told = "nothing |" if found is None else f"{found['kl_mean']:.4g} | {found['label']} at {found['bits']:.2f}"

@@ -23,6 +23,11 @@ def frontier(rows: Rows) -> Rows:
     return best
 
 
+def keeping(rows: Rows) -> Rows:
+    """Those that keep all tokens."""
+    return [row for row in rows if not row.get("drops_tokens")]
+
+
 def reached(rows: Rows, bits: float) -> dict[str, Any] | None:
     """The row of the smallest KL with at most so many bits a number (two decimals count)."""
     fitting = [row for row in rows if round(row["bits"], 2) <= bits]
@@ -35,13 +40,16 @@ def draw(rows: Rows, targets: Sequence[tuple[float, float]], path: Path) -> None
     from matplotlib.figure import Figure
 
     own = [row for row in rows if row["label"].startswith("mlx-lm")]
-    ours = [row for row in rows if row not in own and row["label"] != "16 bit"]
+    others = [row for row in rows if row not in own and row["label"] != "16 bit"]
+    ours = keeping(others)
+    dropping = [row for row in others if row not in ours]
     with mpl.rc_context({"svg.hashsalt": "veloxquant", "svg.fonttype": "none"}):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.add_subplot()
         axes.plot(*_points(frontier(own)), "s-", color="#b35900", label="mlx-lm's quantized cache")
-        axes.plot(*_points(ours), "o", color="#9db8d9", markersize=4, label="methods here")
+        axes.plot(*_points(ours), "o", color="#9db8d9", markersize=4, label="methods here that keep all tokens")
         axes.plot(*_points(frontier(ours)), "o-", color="#1f4e9c", label="the best of them")
+        axes.plot(*_points(dropping), "^", color="#888888", markersize=4, label="methods here that drop tokens")
         axes.plot(*zip(*targets, strict=True), "kx", label="targets")
         for row in frontier(ours):
             place = (row["bits"], max(row["kl_mean"], _LEAST_KL))

@@ -45,6 +45,8 @@ class Quality:
     top1: float
     """Share of tokens whose most likely next token is the reference's."""
     perplexity: float
+    drops_tokens: bool = False
+    """Its bytes do not grow with the text, and what it says of a longer one is nothing."""
 
     def row(self) -> dict[str, Any]:
         """As plain JSON values."""
