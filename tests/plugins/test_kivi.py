@@ -162,26 +162,28 @@ def peak(call: Any, before: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("heads", "repeats", "width", "before", "count"),
+    ("heads", "repeats", "width", "before", "count", "dtype"),
     [
-        (2, 4, 64, 0, 1500),
-        (4, 4, 128, 700, 64),
-        (1, 8, 128, 3000, 1),
-        (4, 2, 64, 5000, 1),
-        (2, 2, 64, 2000, 512),
-        (1, 48, 64, 4000, 1),
+        (2, 4, 64, 0, 1500, mx.float32),
+        (4, 4, 128, 700, 64, mx.float32),
+        (1, 8, 128, 3000, 1, mx.float32),
+        (4, 2, 64, 5000, 1, mx.float32),
+        (4, 1, 64, 5000, 1, mx.float16),
+        (2, 2, 64, 2000, 512, mx.float32),
+        (1, 48, 64, 4000, 1, mx.float32),
     ],
 )
 def test_temporary_bytes_stay_below_the_workspace(
-    heads: int, repeats: int, width: int, before: int, count: int
+    heads: int, repeats: int, width: int, before: int, count: int, dtype: Any
 ) -> None:
-    """MLX's own count of the peak of packing and of attention, prefill and decode."""
-    part = sample_part(width, 4, heads, heads * repeats)
+    """MLX's own count of the peak of packing and of attention, prefill and decode; 16-bit scales are widened."""
+    part = sample_part(width, dtype.size, heads, heads * repeats)
     cache = METHOD.build(LayerSpec(index=0, part=part), variant({}))
     for start in range(0, before, 1000):
-        cache.update_and_fetch(*numbers(part, min(1000, before - start), mx.float32))
+        cache.update_and_fetch(*numbers(part, min(1000, before - start), dtype))
         mx.eval(cache.state)
-    new, queries = numbers(part, count, mx.float32), mx.random.normal((1, heads * repeats, count, width))
+    new = numbers(part, count, dtype)
+    queries = mx.random.normal((1, heads * repeats, count, width)).astype(dtype)
     mx.eval(new, queries)
     mx.clear_cache()
     active = int(mx.get_active_memory())
