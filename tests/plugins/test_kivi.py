@@ -174,7 +174,7 @@ def peak(call: Any, before: int) -> int:
     ],
 )
 def test_temporary_bytes_stay_below_the_workspace(
-    heads: int, repeats: int, width: int, before: int, count: int, dtype: Any
+    *, heads: int, repeats: int, width: int, before: int, count: int, dtype: Any
 ) -> None:
     """MLX's own count of the peak of packing and of attention, prefill and decode; 16-bit scales are widened."""
     part = sample_part(width, dtype.size, heads, heads * repeats)
