@@ -456,3 +456,14 @@ def test_a_codec_that_has_heads_in_arrays_apart_is_refused() -> None:
     for codecs in ((apart, AFFINE), (AFFINE, RotatedCodec(64, apart))):
         with pytest.raises(MethodRefused, match="heads in arrays apart"):
             PackedKVCache(*codecs)
+
+
+def test_a_number_format_stays_that_of_the_first_token() -> None:
+    """Tokens in another 16-bit format do not make 32 bits of the scales, as the engine's concatenation would."""
+    cache, same_format = PackedKVCache(AFFINE, AFFINE), PackedKVCache(AFFINE, AFFINE)
+    for count, dtype in ((200, mx.float16), (200, mx.bfloat16), (1, mx.float32)):
+        x = mx.ones((1, HEADS, count, 64), dtype=dtype)
+        cache.update_and_fetch(x, x)
+        same_format.update_and_fetch(*[x.astype(mx.float16)] * 2)
+    assert {array.dtype for array in arrays(cache)} == {mx.uint32, mx.float16}
+    assert cache.nbytes == same_format.nbytes

@@ -454,3 +454,13 @@ def test_several_sequences_of_one_length_are_kept_apart() -> None:
     for row in range(3):
         alone = slice(row, row + 1)
         assert float(mx.abs(last(alone) - together[alone]).max()) < 1e-5
+
+
+def test_a_number_format_stays_that_of_the_first_token() -> None:
+    """Tokens in another 16-bit format do not make 32 bits of the scales."""
+    cache, same_format = fresh(), fresh()
+    for count, dtype in ((200, mx.float16), (200, mx.bfloat16), (1, mx.float32)):
+        x = mx.ones((1, HEADS, count, WIDTH), dtype=dtype)
+        cache.update_and_fetch(x, x)
+        same_format.update_and_fetch(*[x.astype(mx.float16)] * 2)
+    assert cache.nbytes == same_format.nbytes == held_bytes(cache)

@@ -42,7 +42,11 @@ def causal(lengths: Sequence[int], columns: int, count: int, window: int | None 
 
 
 def made(mask: Any) -> Made | None:
-    """What a mask says that was made here and that nobody changed since; None for any other."""
+    """What a mask says that was made here; None for any other.
+
+    Writing to it in place (`&=`, `mask[...] = x`) would go unseen: MLX leaves the object what it was. No model of
+    mlx-lm's does so; one that must takes a new array.
+    """
     found = _MADE.get(id(mask))
     return found[1] if found is not None and found[0]() is mask else None
 

@@ -171,7 +171,8 @@ class PackedKVCache:
         import mlx.core as mx
 
         added = -(-coded[0].shape[2] // self.step) * self.step
-        room = [mx.zeros((*new.shape[:2], added, *new.shape[3:]), dtype=new.dtype) for new in coded]
+        like = buffers or coded  # a number format stays that of the first token
+        room = [mx.zeros((*one.shape[:2], added, *one.shape[3:]), dtype=one.dtype) for one in like]
         if not buffers:
             return room
         kept = [buffer[..., : self.offset, :] for buffer in buffers] if self.offset % self.step else buffers

@@ -21,7 +21,7 @@ class RowStore:
         self.stored: list[Any] = []
         """Empty before the first token of any row."""
         self.fixed: Arrays = ()
-        """The rows' arrays that do not grow, (rows, ...); zeros for a row without tokens."""
+        """The rows' arrays that do not grow, (rows, ...); without meaning for a row without tokens."""
 
     @property
     def slots(self) -> int:
@@ -44,7 +44,7 @@ class RowStore:
         fixed = self.codec.start(x[mx.arange(len(begins)), :, first][:, :, None])
         if self.fixed and not all(begins):
             chosen = mx.array(begins)
-            fixed = tuple(mx.where(_beside(chosen, new), new, old) for new, old in zip(fixed, self.fixed, strict=True))
+            fixed = tuple(mx.where(beside(chosen, new), new, old) for new, old in zip(fixed, self.fixed, strict=True))
         self.fixed = fixed
 
     def fit(self, slots: int, like: Arrays) -> None:
@@ -54,7 +54,7 @@ class RowStore:
         if not self.stored:
             self.stored = [mx.zeros((*one.shape[:2], slots, *one.shape[3:]), dtype=one.dtype) for one in like]
         elif slots != self.slots:
-            self.stored = [_fitted(array, slots) for array in self.stored]
+            self.stored = [fitted(array, slots) for array in self.stored]
 
     def write(self, coded: Arrays, taken: Taken, tokens: int) -> None:
         """Put the rows' own of `tokens` coded tokens to their places.
@@ -92,7 +92,7 @@ class RowStore:
             self.stored, self.fixed = [], ()
             return
         chosen = mx.array(list(rows), dtype=mx.int32)
-        self.stored = [_fitted(array, slots)[chosen] for array in self.stored]  # cut first: a copy of what is left
+        self.stored = [fitted(array, slots)[chosen] for array in self.stored]  # cut first: a copy of what is left
         self.fixed = tuple(array[chosen] for array in self.fixed)
 
     def join(self, parts: Sequence[tuple[RowStore, int]], slots: int) -> None:
@@ -104,7 +104,7 @@ class RowStore:
             self.stored, self.fixed = [], ()
             return
         stored = [
-            [_fitted(store.stored[at], slots) if store.stored else _zeros(rows, like, slots) for store, rows in parts]
+            [fitted(store.stored[at], slots) if store.stored else _zeros(rows, like, slots) for store, rows in parts]
             for at, like in enumerate(filled.stored)
         ]
         fixed = [
@@ -138,13 +138,14 @@ class RowStore:
             array[rows, :, start : start + count] = new[rows, :, first : first + count]
 
 
-def _fitted(array: Any, slots: int) -> Any:
-    """Cut to so many slots, or with zeros up to them."""
+def fitted(array: Any, slots: int) -> Any:
+    """Cut along axis 2 to so many slots, or with zeros up to them."""
     import mlx.core as mx
 
-    cut = array[:, :, :slots]
-    missing = slots - cut.shape[2]
-    return mx.pad(cut, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (array.ndim - 3)]) if missing else cut
+    missing = slots - array.shape[2]
+    if missing <= 0:
+        return array[:, :, :slots] if missing else array
+    return mx.pad(array, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (array.ndim - 3)])
 
 
 def _zeros(rows: int, like: Any, slots: int) -> Any:
@@ -153,5 +154,6 @@ def _zeros(rows: int, like: Any, slots: int) -> Any:
     return mx.zeros((rows, like.shape[1], slots, *like.shape[3:]), dtype=like.dtype)
 
 
-def _beside(chosen: Any, array: Any) -> Any:
+def beside(chosen: Any, array: Any) -> Any:
+    """One number a row, (rows,), shaped to go with (rows, ...)."""
     return chosen.reshape(-1, *[1] * (array.ndim - 1))

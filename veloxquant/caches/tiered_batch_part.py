@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from veloxquant.caches.row_store import beside, fitted
 from veloxquant.caches.tiered_part import ENCODE_NUMBERS, Part
 from veloxquant.errors import MethodRefused
 
@@ -86,7 +87,7 @@ class BatchPart(Part):
         for name, codec in (("fixed", self.codec), ("recent_fixed", self.recent_codec)):
             new, old = codec.start(first), getattr(self, name)
             if old:
-                new = tuple(mx.where(_beside(begins, a), a, b) for a, b in zip(new, old, strict=True))
+                new = tuple(mx.where(beside(begins, a), a, b) for a, b in zip(new, old, strict=True))
             self._set(name, list(new))
 
     def _write_slots(self, coded: Arrays, moves: Moves) -> None:
@@ -128,14 +129,6 @@ class BatchPart(Part):
             self.packed = [mx.zeros((rows, new.shape[1], room, *new.shape[3:]), dtype=new.dtype) for new in coded]
 
 
-def fitted(array: Any, slots: int) -> Any:
-    """Cut along axis 2 to so many slots, or with zeros up to them."""
-    missing = slots - array.shape[2]
-    if missing <= 0:
-        return array[:, :, :slots] if missing else array
-    return mx.pad(array, [(0, 0), (0, 0), (0, missing), *[(0, 0)] * (array.ndim - 3)])
-
-
 def _taken(array: Any, index: Any) -> Any:
     """Slots `index` (rows, k) of each row."""
     return mx.take_along_axis(array, index.reshape(index.shape[0], 1, -1, *[1] * (array.ndim - 3)), axis=2)
@@ -153,10 +146,6 @@ def _zeros(like: Any, slots: int) -> Any:
 
 def _none_of(like: Any, rows: int) -> Any:
     return mx.zeros((rows, *like.shape[1:]), dtype=like.dtype)
-
-
-def _beside(chosen: Any, array: Any) -> Any:
-    return chosen.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def refuse_unlike(parts: Sequence[Part]) -> None:

@@ -137,7 +137,12 @@ class Part:
 
 
 def stored(buffers: Sequence[Any], coded: Arrays, start: int, room: int) -> list[Any]:
-    """Buffers of `room` slots (axis 2) that hold `coded` from slot `start` on; written in place where they are long."""
+    """Buffers of `room` slots (axis 2) that hold `coded` from slot `start` on; written in place where they are long.
+
+    In the number formats that they have.
+    """
+    if buffers:
+        coded = tuple(new.astype(old.dtype) for old, new in zip(buffers, coded, strict=True))
     if buffers and buffers[0].shape[2] == room:
         for buffer, new in zip(buffers, coded, strict=True):
             buffer[:, :, start : start + new.shape[2]] = new
