@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,31 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
+README = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+
+_VARIES = (
+    (r"(?m)^(\[\d+/\d+), [^\]]+\]", r"\1, TIME]"),
+    (r" +[\d.]+ [KMGT]iB left", " SIZE left"),
+    (r"speed not known|[\d,.]+ tok/s \(\w+\)", "SPEED"),
+    (r"[\d,.]+ tok/s measured", "SPEED measured"),
+    (r"\b[0-9a-f]{16}\b", "RECORD"),
+    (r"generation \d+ -> \d+ after .+", "generation N -> N after TIME"),
+)
+"""What another machine, or another moment, makes different: times, free memory, speeds, a record's id."""
+
+
+def masked(text: str) -> str:
+    """The same text with a word for each figure that varies."""
+    for pattern, word in _VARIES:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def demo_block() -> str:
+    """What the README shows of the demo."""
+    (block,) = re.findall(r"```text\n(\[\d+/\d+, [^`]+)```", README)
+    return str(block)
+
 
 @pytest.mark.timeout(300)
 def test_the_whole_product_on_a_real_model(demo_run: subprocess.CompletedProcess[str]) -> None:
@@ -29,6 +55,22 @@ def test_the_whole_product_on_a_real_model(demo_run: subprocess.CompletedProcess
     assert f"{demo.QUESTION} -> {demo.ANSWER}" in demo_run.stdout
     assert demo_run.stdout.count("promised") == 2
     assert "exit code 0, the socket is gone" in demo_run.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_readme_shows_what_the_demo_prints(demo_run: subprocess.CompletedProcess[str]) -> None:
+    """Choices, reasons, bytes and text of the block are those of a run; times, free memory and speeds are its own."""
+    assert masked(demo_block()) in masked(demo_run.stdout)
+
+
+def test_what_is_masked_is_only_what_varies() -> None:
+    """A reason, a count, a label, a size of a cache or an answer that is another one is seen."""
+    block = demo_block()
+    assert "SPEED" in masked(block)
+    for shown in (r"width_not_divisible", r": 6", r"affine8-g64", r"11\.2 MiB", r"is Paris", r"KL 0\.00041"):
+        changed = re.sub(shown, "other", block, count=1)
+        assert changed != block
+        assert masked(changed) != masked(block)
 
 
 def test_a_records_ratio_is_to_sixteen_bits(tmp_path: Path) -> None:
