@@ -10,6 +10,8 @@ import mlx.core as mx
 import pytest
 
 from veloxquant.caches.affine_codec import AffineCodec
+from veloxquant.caches.evicting import EvictingKVCache
+from veloxquant.caches.eviction import SnapKV
 from veloxquant.caches.packed import PackedKVCache
 from veloxquant.caches.per_channel import PerChannelCodec
 from veloxquant.caches.tiered import TieredKVCache
@@ -26,6 +28,7 @@ LOUD = TurboQuantMSE(WIDTH, 3, outlier_bits=4, outlier_channels=8)
 KINDS = {
     "packed": lambda: PackedKVCache(AFFINE, AFFINE),
     "outliers": lambda: PackedKVCache(LOUD, AFFINE),
+    "evicting": lambda: EvictingKVCache(AFFINE, AFFINE, SnapKV(), 200),
     "tiered": lambda: TieredKVCache(PerChannelCodec(WIDTH, 4, 32), AFFINE, recent=32),
 }
 ALL = pytest.mark.parametrize("kind", [*KINDS, *(f"batch of {kind}" for kind in KINDS)])
@@ -39,7 +42,8 @@ def made(kind: str, tokens: int = TOKENS) -> Any:
     for cache, count in zip(caches, counts, strict=True):
         if count:
             x = mx.random.normal((1, 2, count, WIDTH), key=mx.random.key(count))
-            cache.update_and_fetch(x, x)
+            keys, values = cache.update_and_fetch(x, x)
+            keys.attend(x, values, 1.0, "causal")
     return caches[0] if name == kind else caches[0].merge(caches)
 
 
@@ -121,8 +125,9 @@ def test_arrays_that_the_codecs_would_not_store_are_refused(kind: str) -> None:
 @pytest.mark.parametrize("value", [-1, TOKENS * 3, 2**70, 1.5, True, None, "7"])
 def test_a_count_of_tokens_that_arrays_do_not_hold_is_refused(kind: str, value: Any) -> None:
     """Below zero, above what there is room for, beyond all bounds, and what is no whole number."""
-    *arrays, _, last, text = made(kind).state
-    refused(kind, (*arrays, value, last, text))
+    state = list(made(kind).state)
+    state[next(at for at, part in enumerate(state) if isinstance(part, int))] = value
+    refused(kind, state)
 
 
 @ALL

@@ -10,20 +10,20 @@ silence; as it is, it refuses before the first token.
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import eviction, registration
+from veloxquant.caches import saved as saved_state
 from veloxquant.caches.engine import cache_module
 from veloxquant.caches.evicting_attention import Call, Coming
 from veloxquant.caches.evicting_slots import Slots
 from veloxquant.caches.eviction import STRIDE, Rule
 from veloxquant.caches.rows import Taken
-from veloxquant.errors import MethodRefused, quoted
+from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from veloxquant.caches.codec import Codec
     from veloxquant.caches.evicting_batch import BatchEvictingKVCache
@@ -107,36 +107,18 @@ class Evicting:
         rule = {"policy": eviction.describe(self.policy), **self.rule._asdict()}
         return json.dumps({"layout": LAYOUT, **codecs, **rule, **more}, sort_keys=True)
 
-    def _restore(self, arrays: Any, text: str) -> dict[str, Any]:
-        """Take over a state; what its text says. Raises MethodRefused for one that is not ours."""
-        described = _read(text)
-        registration.register()
-        try:
-            self._make(described)
-        except (KeyError, TypeError, ValueError) as error:
-            raise not_ours(f"{type(error).__name__}: {error}") from error
-        # Copies of the references: writing to an array would otherwise write to the cache that the state came from.
-        # A saved file has a mapping in the place of an empty list.
-        self.slots.arrays = [copy.copy(array) for array in arrays] if arrays else []
-        self._call = None
-        return described
-
-    def _make(self, described: Mapping[str, Any]) -> None:
+    def _restore(self, saved: saved_state.Saved, longest: int, rows: int | None = None) -> None:
+        """Take over a state, all of it or nothing. Raises MethodRefused for one that does not fit together."""
         from veloxquant.caches import codecs
 
-        self.policy = eviction.make(described["policy"])
-        self.rule = Rule(described["budget"], described["stride"]).check(self.policy)
-        self.slots = Slots(codecs.make(described["keys"]), codecs.make(described["values"]), self.policy)
-
-    def _check_arrays(self, longest: int) -> None:
-        """Raises MethodRefused unless the arrays are those of a longest row of so many tokens."""
-        arrays, room = self.slots.arrays, self.rule.slots(longest)
-        count = self.slots.count if arrays or longest else 0
-        shapes = {tuple(array.shape[:3]) for array in arrays}
-        if longest < 0 or len(arrays) != count or len(shapes) > 1 or any(shape[2] != room for shape in shapes):
-            raise not_ours(
-                f"{longest} tokens are {count} arrays of {room} slots, not {len(arrays)} of {quoted(shapes)}"
-            )
+        text = saved.text
+        with saved_state.reading():
+            policy = eviction.make(text["policy"])
+            rule = Rule(text["budget"], text["stride"]).check(policy)
+            slots = Slots(codecs.make(text["keys"]), codecs.make(text["values"]), policy)
+        slots.restore(saved.groups[0], rule.slots(longest), rows)
+        registration.register()
+        self.policy, self.rule, self.slots, self._call = policy, rule, slots, None
 
     def check_like(self, other: Evicting) -> None:
         """Raises MethodRefused unless the other one keeps tokens as this one does."""
@@ -176,10 +158,10 @@ class EvictingKVCache(Evicting):
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         """Raises MethodRefused for a state that is not one of ours."""
-        arrays, offset, text = state
-        self._restore(arrays, text)
-        self._check_arrays(int(offset))
-        self.offset = int(offset)
+        saved = saved_state.read(state, LAYOUT, groups=1, numbers=1)
+        (offset,) = saved.numbers
+        self._restore(saved, offset)
+        self.offset = offset
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> EvictingKVCache:
@@ -202,23 +184,3 @@ class EvictingKVCache(Evicting):
     def size(self) -> int:
         """Tokens seen, dropped ones too: what mlx-lm counts prompts by."""
         return self.offset
-
-
-def _read(text: str) -> dict[str, Any]:
-    """A state's text. Raises MethodRefused for one of another layout, or of none."""
-    try:
-        described = json.loads(text)
-    except (TypeError, ValueError) as error:
-        raise not_ours(str(error)) from error
-    layout = described.get("layout") if isinstance(described, dict) else None
-    if layout != LAYOUT:
-        raise MethodRefused(
-            f"the saved cache has layout {quoted(layout)} and this version reads {LAYOUT}",
-            hint="make the prompt cache again",
-        )
-    return dict(described)
-
-
-def not_ours(why: str) -> MethodRefused:
-    """What a state that these caches did not write is refused with."""
-    return MethodRefused(f"the saved cache is none of ours ({why})", hint="make the prompt cache again")

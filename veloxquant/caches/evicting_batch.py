@@ -6,7 +6,8 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches import batch_masks
-from veloxquant.caches.evicting import Evicting, EvictingKVCache, not_ours
+from veloxquant.caches import saved as saved_state
+from veloxquant.caches.evicting import LAYOUT, Evicting, EvictingKVCache
 from veloxquant.caches.rows import Rows
 from veloxquant.errors import MethodRefused
 
@@ -102,15 +103,11 @@ class BatchEvictingKVCache(Evicting):
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         """Raises MethodRefused for a state that is not one of ours."""
-        arrays, text = state
-        described = self._restore(arrays, text)
-        try:
-            self.rows = Rows.described(described["rows"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise not_ours(f"{type(error).__name__}: {error}") from error
-        self._check_arrays(self.rows.longest)
-        if self.slots.arrays and self.slots.arrays[0].shape[0] != self.rows.count:
-            raise not_ours(f"{self.slots.arrays[0].shape[0]} rows, not {self.rows.count}")
+        saved = saved_state.read(state, LAYOUT, groups=1)
+        with saved_state.reading():
+            rows = Rows.described(saved.text["rows"])
+        self._restore(saved, rows.longest, rows.count)
+        self.rows = rows
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> BatchEvictingKVCache:

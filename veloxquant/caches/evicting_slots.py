@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from veloxquant.caches import saved
 from veloxquant.caches.eviction import LONGEST, MOST, Held, Policy, Rule, keep
 from veloxquant.errors import MethodRefused
 
@@ -26,8 +27,25 @@ class Slots:
         """What the key codec stores, what the value codec stores, positions, and sums of attention if any are kept."""
         self._keys = _stored(key_codec)
         self._extra = 2 if policy.watches else 1
-        self.count = self._keys + _stored(value_codec) + self._extra
-        """Arrays there are, from the first token on."""
+        _stored(value_codec)  # refuses what the key codec is refused for
+
+    def restore(self, arrays: list[Any], slots: int, rows: int | None) -> None:
+        """Take over saved arrays. Raises MethodRefused for others than these codecs store in so many slots."""
+        import mlx.core as mx
+
+        shape = saved.rows_and_heads(arrays)
+        if not slots:  # room is made as the first token comes
+            if any(array.size for array in arrays):
+                raise saved.refusal("arrays where no token is held")
+            return
+        if rows not in (None, shape[0]):
+            raise saved.refusal(f"{shape[0]} rows where {rows} belong")
+        keys, values, marks = arrays[: self._keys], arrays[self._keys : -self._extra], arrays[-self._extra :]
+        saved.check(self.key_codec, keys, (), shape, slots)
+        saved.check(self.value_codec, values, (), shape, slots)
+        if any(mark.dtype != mx.int32 or tuple(mark.shape) != (*shape, slots, 1) for mark in marks):
+            raise saved.refusal(f"positions and sums of another shape than {(*shape, slots, 1)}, or no whole numbers")
+        self.arrays = arrays
 
     def coded(self, keys: Any, values: Any, positions: Any) -> list[Any]:
         """New tokens as they are stored, without sums of attention; positions (rows, 1, tokens, 1)."""
