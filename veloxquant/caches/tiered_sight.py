@@ -35,10 +35,9 @@ class Sight(NamedTuple):
 
     def boundaries(self, first: int, stop: int) -> tuple[int, int]:
         """Packed tokens seen by the queries first ... stop - 1: least and greatest over rows."""
-        packed = self.layout.packed
+        packed = self.layout.packed  # grows with the tokens
         held = packed(self.longest)
-        seen = [min(held, packed(row + at)) for row in self.firsts for at in (first + 1, stop)]
-        return min(seen), max(seen)
+        return min(held, packed(min(self.firsts) + first + 1)), min(held, packed(max(self.firsts) + stop))
 
     def recent(self, first: int, stop: int, *, causal: bool) -> tuple[int, int]:
         """Recent columns that the queries first ... stop - 1 of some row may see: first and last + 1."""
