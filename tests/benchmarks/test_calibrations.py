@@ -208,7 +208,7 @@ def test_the_store_of_records_leaves_the_folder_alone(tmp_path: Path) -> None:
     assert "broken" not in repr(found)
     assert "calibration" not in repr(found)
     other = BenchmarkDatabase(tmp_path / "other")
-    other.merge(tmp_path)
+    other.merge(database.records.values())
     other.save()
     assert not (tmp_path / "other" / "calibrations").exists()
     assert path.read_bytes() == WHOLE
