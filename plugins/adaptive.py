@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, MethodRefused, Parameter, QualityPrior, Variant, hookimpl
 from veloxquant.methods.dealing import Unit, deal, unit
+from veloxquant.methods.priors import REALLY_PACKED, from_hard_case
 from veloxquant.methods.workspace import Tiers, in_tiers
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (64, 32)
 """Along the width: values and recent tokens have the widest that fits."""
-_BUDGETS = ((4.0, 192), (3.5, 192), (3.0, 128), (2.75, 128))
+_BUDGETS = ((4.0, 192), (3.5, 192), (3.0, 128))
 """Bits and recent tokens: where bits are few, more recent tokens would be taken from what is packed, and lose more."""
 _BITS_DEFAULT, _RECENT_DEFAULT, _SINKS_DEFAULT = 3.5, 128, 4
 _MOST_TOKENS = 2**16
@@ -40,32 +41,27 @@ _WIDEST, _WIDEST_VALUE = 256, 2**13
 _MOST_CLASSES = 4
 _RECENT_BITS = 8
 _MOST_LETTERS = 220 * 2**10
-"""Of all layers, base64: an answer of the daemon is at most 1 MiB, and four variants are planned with. 80 layers of 64
+"""Of all layers, base64: an answer of the daemon is at most 1 MiB, and three variants are planned with. 80 layers of 64
 KV heads of width 128 fit."""
 
 _HARD_KL = (
-    (2.375, 0.0862),
-    (2.713, 0.01153),
-    (3.238, 0.00322),
-    (3.758, 0.00156),
-    (4.283, 0.00096),
-    (4.808, 0.00067),
-    (5.333, 0.00054),
+    (2.375, 128, 0.0862),
+    (2.75, 128, 0.079335),
+    (3.0, 128, 0.014709),
+    (3.5, 192, 0.005398),
+    (4.0, 192, 0.002312),
+    (5.0, 192, 0.000972),
 )
-"""Mean KL in nats a token of SmolLM2-135M-Instruct (head width 64, 4,096 tokens) against its float32 cache, by stored
-bits a packed number, with 4 sinks and 128 recent tokens, simulated as this cache works; the first is 2 bits for all."""
+"""Mean KL in nats a token in the hard case of veloxquant.methods.priors, by stored bits a packed number and recent
+tokens, with 4 sinks and bits by a calibration of that model; really packed (bench/quality.py), but for the first, 2
+bits for all, which was simulated."""
+_RUN = frozenset(row[:2] for row in _HARD_KL[1:])
 _MORE_RECENT = 1.25
-"""What 64 more recent tokens divide the KL by, up to 256, and 64 fewer multiply it by: 0.00131 with 192 at 3.683 bits
-and 0.00123 with 256 at 3.6, where the table gives 0.0017 and 0.0019."""
+"""What 64 more recent tokens divide the KL by, up to 256, and 64 fewer multiply it by: simulated, 0.00131 with 192 at
+3.683 bits and 0.00123 with 256 at 3.6, where 0.0017 and 0.0019 are expected with 128."""
 _NO_SINKS = 2.0
 """No sinks double the KL there; one does as well as four."""
-_MIDDLE, _LOW, _HIGH = 0.44, 0.053, 3.7
-"""Of the hard case, as in plugins/kivi.py: a typical share (Llama-3.2-3B over SmolLM2-135M, the affine format),
-the best one seen (Qwen3.5-35B-A3B), and what a context costs of which recent tokens are a small share."""
-_SOURCE = (
-    "SmolLM2-135M at 4,096 tokens, simulated as this cache works with bits by its own calibration (upper end times 3.7 "
-    "for longer contexts), scaled as the affine format's by Llama-3.2-3B and Qwen3.5-35B-A3B"
-)
+_BETWEEN = "SmolLM2-135M at 4,096 tokens, between really packed budgets (bench/quality.py; upper end)"
 
 _STEP_ARRAYS = 8
 """Arrays of the scores of one query, there at once, as counted with MLX's allocator: classes' products are summed."""
@@ -223,9 +219,9 @@ class Adaptive(Method):
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
-        hard = _hard_kl(chosen.bits) * (1 if chosen.sinks else _NO_SINKS)
-        hard /= _MORE_RECENT ** ((min(chosen.recent, 256) - 128) / 64)
-        return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard * _HIGH, source=_SOURCE)
+        hard = _hard_kl(chosen.bits, chosen.recent) * (1 if chosen.sinks else _NO_SINKS)
+        run = (chosen.bits, chosen.recent) in _RUN and chosen.sinks == _SINKS_DEFAULT
+        return from_hard_case(hard, REALLY_PACKED if run else _BETWEEN)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises MethodRefused where the layer has no bits yet."""
@@ -363,14 +359,15 @@ def _written(order: Sequence[Sequence[int]], classes: int) -> str:
     return base64.b64encode(bytes(a | b << 2 | c << 4 | d << 6 for a, b, c, d in fours)).decode()
 
 
-def _hard_kl(bits: float) -> float:
+def _hard_kl(bits: float, recent: int) -> float:
     """Between the figures of the table on straight lines of log KL; beyond its ends those of the ends."""
-    if bits <= _HARD_KL[0][0]:
-        return _HARD_KL[0][1]
-    for (low, above), (high, below) in itertools.pairwise(_HARD_KL):
+    table = [(at, float(kl * _MORE_RECENT ** ((had - min(recent, 256)) / 64))) for at, had, kl in _HARD_KL]
+    if bits <= table[0][0]:
+        return table[0][1]
+    for (low, above), (high, below) in itertools.pairwise(table):
         if bits <= high:
             return float(above * (below / above) ** ((bits - low) / (high - low)))
-    return _HARD_KL[-1][1]
+    return table[-1][1]
 
 
 def _not_calibrated(why: str) -> MethodRefused:

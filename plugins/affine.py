@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.priors import REALLY_PACKED, from_hard_case
 from veloxquant.methods.workspace import MANY_ROWS, in_blocks, query_heads
 
 if TYPE_CHECKING:
@@ -23,25 +24,30 @@ BITS = (8, 6, 5, 4, 3, 2)
 GROUPS = (32, 64, 128)
 """What mx.quantize takes."""
 PAIRS = ((6, 4), (5, 4), (5, 3), (4, 3))
-"""Bits of K and of V, in groups of 64, with half or less of the KL that equal bits have at the same bytes (0.0132
-against 0.0285 at 5.5 stored bits, 0.034 against 0.083 at 5, 0.065 against 0.129 at 4.5, 0.160 against 0.417 at 4)."""
+"""Bits of K and of V, in groups of 64, with half or less of the KL that equal bits have at the same bytes (0.0152
+against 0.0306 at 5.5 stored bits, 0.038 against 0.103 at 5, 0.170 against 0.502 at 4; simulated 0.065 against 0.129 at
+4.5)."""
 
 _MEASURED_KL = {
-    (8, 32): 0.00028,
-    (8, 64): 0.00041,
-    (6, 32): 0.00447,
-    (6, 64): 0.00666,
-    (5, 32): 0.01809,
-    (5, 64): 0.02854,
-    (4, 32): 0.08323,
-    (4, 64): 0.12926,
-    (3, 32): 0.41668,
-    (3, 64): 0.69587,
-    (2, 32): 2.76687,
-    (2, 64): 3.48915,
+    (8, 32): 0.000335,
+    (8, 64): 0.000487,
+    (6, 32): 0.00557,
+    (6, 64): 0.00783,
+    (5, 32): 0.02098,
+    (5, 64): 0.0306,
+    (4, 32): 0.10327,
+    (4, 64): 0.14081,
+    (3, 32): 0.50172,
+    (3, 64): 0.7475,
+    (2, 32): 2.61109,
+    (2, 64): 3.7533,
 }
-"""Mean KL in nats a token of SmolLM2-135M-Instruct (head width 64, 4,096 tokens, every token of K and V quantized)
-against its float32 cache: a hard case, since a small model with narrow heads suffers most."""
+"""Mean KL in nats a token in the hard case of veloxquant.methods.priors, of mlx-lm's own caches, which store the same
+words (bench/quality.py). With K and V in float32 and simulated, 8 bits have 0.00028 and 0.00041, 4 have 0.083 and
+0.129."""
+
+_PAIR_KL = {(6, 4): 0.01521, (5, 4): 0.03822, (4, 3): 0.16969}
+"""The same of K and V apart, in groups of 64."""
 
 _PUBLISHED_KL = {(8, 64): (0.0002, 0.0004), (4, 64): (0.051, 0.148)}
 """(Llama-3.2-3B, Llama-3.2-1B), 4-bit weights: github.com/IonDen/mlx-quant-fidelity."""
@@ -50,19 +56,9 @@ _SEEN_ELSEWHERE = {8: 0.0016}
 """Qwen3.5-35B-A3B at llama.cpp's q8_0 (github.com/TheTom/turboquant_plus, docs/benchmarks.md): another 8-bit format,
 and above both figures for ours, so that it bounds the range."""
 
-_MIDDLE = 0.44
-"""Typical share of the hard case: geometric mean of Llama-3.2-3B over SmolLM2-135M at 4 bits (0.051 / 0.129 = 0.39)
-and at 8 bits (0.0002 / 0.00041 = 0.49), both in groups of 64."""
-
-_LOW = 0.06
-"""Best share seen: Qwen3.5-35B-A3B at llama.cpp's q4_0 (also 4.5 bits) has 0.0081, over 0.129 of the hard case:
-github.com/TheTom/turboquant_plus, docs/benchmarks.md."""
-
 _GROUP_STEP = (1.0, 1.5, 2.8)
 """What a group of 128 may cost over 64 (low, middle, high). No figure was found. From 32 to 64 the hard case grew by
-1.26 (2 bits) to 1.67 (3 bits), middle 1.5; the high end takes the worst growth twice (1.67 squared)."""
-
-_SOURCE = "SmolLM2-135M measured (upper end), scaled by published Llama-3.2-3B and Qwen3.5-35B figures"
+1.36 (4 bits) to 1.49 (3 bits), simulated by 1.26 (2 bits) to 1.67 (3 bits); the high end takes the worst twice."""
 
 _VALUE_SHARE = {2: 0.0747, 3: 0.0527, 4: 0.0596}
 """Of the KL at equal bits, what the values cause: simulated with 8-bit keys beside them, the same model, groups of 64
@@ -73,7 +69,7 @@ _OTHER_SHARE = 0.06
 """At bits that were not simulated so."""
 
 _PAIR_SPREAD = 1.12
-"""How far that sum was from a simulated pair, at most."""
+"""How far that sum was from a simulated pair, at most; from the three of `_PAIR_KL` it is 4% at most."""
 
 _PAIR_SOURCE = "the keys' share of one format and the values' of the other, simulated on SmolLM2-135M; each by: "
 
@@ -184,7 +180,10 @@ class Affine(Method):
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
         keys, values = _side(chosen.key_bits, chosen.key_group), _side(chosen.value_bits, chosen.value_group)
-        return keys if chosen.alike else _apart(chosen, keys, values)
+        if chosen.alike:
+            return keys
+        measured = _PAIR_KL.get((chosen.key_bits, chosen.value_bits)) if _narrow(chosen) else None
+        return _apart(chosen, keys, values) if measured is None else from_hard_case(measured, REALLY_PACKED)
 
     def engine_settings(self, variant: Variant) -> Mapping[str, Param] | None:
         """mlx-lm's own flags; its default start of 5000 tokens would leave shorter prompts unpacked.
@@ -255,6 +254,11 @@ def _apart(chosen: _Set, keys: QualityPrior, values: QualityPrior) -> QualityPri
     )
 
 
+def _narrow(chosen: _Set) -> bool:
+    """Whether both have the groups that pairs were measured with."""
+    return chosen.key_group == chosen.value_group == 64  # noqa: PLR2004 -- numbers
+
+
 def _longer(one: str, other: str) -> str:
     """Of two sources, of which one may say more."""
     return one if len(one) >= len(other) else other
@@ -262,10 +266,10 @@ def _longer(one: str, other: str) -> str:
 
 def _prior(bits: int, group: int) -> QualityPrior:
     hard = _MEASURED_KL[bits, group]
-    middle, small = _PUBLISHED_KL.get((bits, group), (hard * _MIDDLE, hard))
-    return QualityPrior(
-        kl_mean=middle, low=hard * _LOW, high=max(hard, small, _SEEN_ELSEWHERE.get(bits, 0.0)), source=_SOURCE
-    )
+    word = from_hard_case(hard, REALLY_PACKED)
+    middle, small = _PUBLISHED_KL.get((bits, group), (word.kl_mean, hard))
+    high = max(hard, small, _SEEN_ELSEWHERE.get(bits, 0.0))
+    return QualityPrior(kl_mean=middle, low=word.low, high=high, source=word.source)
 
 
 def _wider_group(prior: QualityPrior) -> QualityPrior:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.priors import REALLY_PACKED, SIMULATED, from_hard_case
 from veloxquant.methods.workspace import Tiers, in_tiers
 
 if TYPE_CHECKING:
@@ -39,26 +40,23 @@ groups of 64, 4 sinks, 64 recent tokens, those in 8 bits), simulated as this cac
 K5V4 0.00157, K4V4 0.00414, K4V3 0.00572, K3V3 0.0209, K3V2 0.0341, K2V2 0.246; 5 bits of values and 6 and 8 of both
 were not run and follow the trend of 3.5 to 4 a bit."""
 
-_GROUP_COST = {32: 1.0, 64: 1.0, 128: 1.05}
+_HARD_KL = {
+    (5, 4, 64): 0.001426,
+    (4, 4, 64): 0.004466,
+    (4, 3, 64): 0.006471,
+    (3, 2, 64): 0.037463,
+    (4, 4, 128): 0.005084,
+}
+"""The same by (bits of keys, bits of values, group) with caches really packed and recent tokens in the model's format
+(bench/quality.py)."""
+
+_GROUP_COST = {32: 1.0, 64: 1.0, 128: 1.14}
+"""Over groups of 64: by those with 4 bits; 32 were not run."""
 _NO_SINKS = 2.0
 """No sinks double the KL there; one does as well as four."""
 _MORE_RECENT = 1.25
 """What 64 more recent tokens divide the KL by, up to 256; none at all cost 1.7 times."""
 _NOTHING_RECENT = 1.7
-
-_MIDDLE = 0.44
-"""Typical share of the hard case, as for the engine's affine format (plugins/affine.py: Llama-3.2-3B over SmolLM2-135M
-at 4 and at 8 bits)."""
-_LOW = 0.053
-"""Best share seen there and for rotated levels: Qwen3.5-35B-A3B (plugins/turboquant.py)."""
-_HIGH = 3.7
-"""A longer context has a smaller share of recent tokens: where most of those were packed in an earlier simulation of
-the same model, 4-bit keys and values with 64 of them had 0.0139 instead of 0.0038."""
-
-_SOURCE = (
-    "SmolLM2-135M at 4,096 tokens, simulated as this cache works (upper end times 3.7 for longer contexts), scaled as "
-    "the affine format's by Llama-3.2-3B and Qwen3.5-35B-A3B"
-)
 
 _PACKING_ARRAYS = 8
 """Arrays of numbers that are being packed, there at once, as counted with MLX's allocator on the CPU backend."""
@@ -177,11 +175,14 @@ class Kivi(Method):
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
-        hard = (_KEY_KL[chosen.key_bits] + _VALUE_KL[chosen.value_bits]) * _GROUP_COST[chosen.group]
-        hard *= 1 if chosen.sinks else _NO_SINKS
-        hard /= _MORE_RECENT ** ((min(chosen.recent, 256) - 64) / 64)
-        hard *= 1 if chosen.recent else _NOTHING_RECENT / _MORE_RECENT
-        return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard * _HIGH, source=_SOURCE)
+        asked = (chosen.key_bits, chosen.value_bits, chosen.group)
+        simulated = (_KEY_KL[chosen.key_bits] + _VALUE_KL[chosen.value_bits]) * _GROUP_COST[chosen.group]
+        times = 1.0 if chosen.sinks else _NO_SINKS
+        times /= _MORE_RECENT ** ((min(chosen.recent, 256) - 64) / 64)
+        times *= 1 if chosen.recent else _NOTHING_RECENT / _MORE_RECENT
+        if asked in _HARD_KL and times == 1 and chosen.recent_bits == 16:  # noqa: PLR2004 -- bits
+            return from_hard_case(_HARD_KL[asked], REALLY_PACKED)
+        return from_hard_case(_HARD_KL.get(asked, simulated) * times, SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""

@@ -28,10 +28,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.priors import REALLY_PACKED, SIMULATED, from_hard_case
 from veloxquant.methods.workspace import MANY_ROWS, Tiers, in_blocks, in_tiers, query_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from veloxquant.methods import CachePart
 
@@ -54,7 +55,7 @@ _HARD_VALUE_KL = {2: 0.0082, 3: 0.0022, 4: 0.0007, 5: 0.0003, 6: 0.0001, 8: 0.00
 as the cache works, with 4 sinks and 64 recent tokens: keys alone at 2 to 5 bits, values alone at 2 to 4; the others
 are extended by a factor of 2.7 a bit, as from 4 to 5, and end at the 0.0001 that recent tokens of 8 bits cost. Keys and
 values add up: 0.0022 and 0.0019 make 0.0041 where 0.0038 was seen, 0.0525 and 0.0082 make 0.061 where 0.064 was."""
-_HARD_KL = {(5, 4): 0.00122, (4, 3): 0.00364, (3, 2): 0.0162, (2, 2): 0.0616}
+_HARD_KL = {(5, 4): 0.001208, (4, 3): 0.003667, (3, 2): 0.016207, (2, 2): 0.061203}
 """The same model and tokens with caches really packed and recent tokens in 8 bits (bench/quality.py on a CUDA GPU, K
 and V in float16), which hold 5.00, 4.04, 3.07 and 2.58 bits a number there. With recent tokens in the model's format
 they hold 0.23 bits more and lose a little less."""
@@ -63,18 +64,8 @@ _HARD_TOKEN_KEY_KL = {2: 1.2, 3: 0.23, 4: 0.057, 5: 0.0155, 6: 0.0048, 8: 0.0004
 _HARD_TOKEN_VALUE_KL = {2: 0.093, 3: 0.0225, 4: 0.0059, 5: 0.0015, 6: 0.0004, 8: 0.0001}
 """The same for every token packed by itself, split to fit what was simulated: 0.371 at 3 and 2 bits, 0.154 at 4 and 2,
 0.0835 at 4 and 3, 0.0644 at 4 and 4, 0.0376 at 5 and 3, 0.0193 at 5 and 4, 0.009 at 6 and 4."""
-
-_MIDDLE = 0.44
-"""Typical share of the hard case, as for the engine's affine format (plugins/affine.py: Llama-3.2-3B over SmolLM2-135M
-at 4 and at 8 bits). No figure of a middle-sized model was found for these formats themselves."""
-_LOW = 0.053
-"""Best share seen for rotated numbers: Qwen3.5-35B-A3B over SmolLM2-135M (plugins/turboquant.py)."""
-_SCALED = (
-    "scaled as the affine format's by Llama-3.2-3B, and by what Qwen3.5-35B-A3B loses to rotated numbers of 3 bits "
-    "(lower end)"
-)
-_SOURCE = f"SmolLM2-135M at 4,096 tokens, planned pairs really packed, others simulated (upper end), {_SCALED}"
-_TOKEN_SOURCE = f"SmolLM2-135M at 4,096 tokens, simulated (upper end), {_SCALED}"
+_HARD_TOKEN_KL = {(5, 3): 0.038687}
+"""The same really packed."""
 
 _ENCODE_NUMBERS, _SLACK = 2**19, 2**10
 """As in veloxquant.caches.packed and attention."""
@@ -184,7 +175,8 @@ class Rotated(Method):
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
         added = _HARD_KEY_KL[chosen.key_bits] + _HARD_VALUE_KL[chosen.value_bits]
-        return _prior(_HARD_KL.get((chosen.key_bits, chosen.value_bits), added), _SOURCE)
+        hard = _HARD_KL.get((chosen.key_bits, chosen.value_bits), added)
+        return from_hard_case(hard, REALLY_PACKED if _run(chosen, _HARD_KL) else SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""
@@ -245,8 +237,9 @@ class RotatedToken(Rotated):
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """As `rotated`, from figures of its own."""
         chosen = _chosen(variant)
-        hard = _HARD_TOKEN_KEY_KL[chosen.key_bits] + _HARD_TOKEN_VALUE_KL[chosen.value_bits]
-        return _prior(hard, _TOKEN_SOURCE)
+        added = _HARD_TOKEN_KEY_KL[chosen.key_bits] + _HARD_TOKEN_VALUE_KL[chosen.value_bits]
+        hard = _HARD_TOKEN_KL.get((chosen.key_bits, chosen.value_bits), added)
+        return from_hard_case(hard, REALLY_PACKED if _run(chosen, _HARD_TOKEN_KL) else SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh PackedKVCache. Raises InvalidParams or MethodRefused for what is refused."""
@@ -277,6 +270,12 @@ def _shared_parameters(group: str) -> list[Parameter]:
 
 def _chosen(variant: Variant) -> _Set:
     return _Set(**{name: int(variant.params[name]) for name in _Set._fields if variant.params.get(name) is not None})
+
+
+def _run(chosen: _Set, figures: Mapping[tuple[int, int], float]) -> bool:
+    """Whether these very caches were measured: what is planned with has defaults for all but bits."""
+    bits = (chosen.key_bits, chosen.value_bits)
+    return bits in figures and chosen._replace(seed=0) == _Set(*bits)
 
 
 _MOST_GROUP = 64
@@ -334,10 +333,6 @@ def _recent(width: int, chosen: _Set) -> Any:
     filled = _filled(width)
     eight = AffineCodec(filled, _EIGHT, _fitting(_MOST_GROUP, filled))
     return eight if filled == width else RotatedCodec(width, eight, chosen.seed)
-
-
-def _prior(hard: float, source: str) -> QualityPrior:
-    return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=source)
 
 
 _STEP_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 5, 4, 24

@@ -25,6 +25,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
+from veloxquant.methods.priors import from_hard_case, measured_or
 from veloxquant.methods.workspace import query_heads
 
 if TYPE_CHECKING:
@@ -44,28 +45,14 @@ against its float32 cache: measured at 2 to 5 bits with simulated quantizers (th
 0.266 at 3 on the first 1,024 tokens). The others were not: a bit is a factor of 3.8 there from 4 to 5, and
 of 4.5 from 2 to 3; 1 bit takes the latter, 6 to 8 bits the former."""
 
-_MIDDLE = 0.44
-"""Typical share of the hard case, as for the engine's affine format (plugins/affine.py: Llama-3.2-3B over SmolLM2-135M
-at 4 and at 8 bits). No figure of a middle-sized model was found for TurboQuant itself."""
-
-_LOW = 0.053
-"""Best share seen: Qwen3.5-35B-A3B has 0.016145 at llama.cpp's turbo3 and 0.009633 at turbo4 (github.com/TheTom/
-turboquant_plus, docs/benchmarks.md: the same rotation and levels in another engine), which is 0.053 of the hard case
-at 3 bits and 0.134 at 4."""
-
-_PUBLISHED_KL = {4: 0.009633, 3: 0.016145}
-"""Those figures, in nats a token: the range at 3 and 4 bits begins with them or lower."""
-
 _VALUE_KL = {1: 0.67, 2: 0.15035, 3: 0.02661, 4: 0.00635, 5: 0.00165, 6: 0.00043, 7: 0.00011, 8: 0.00003}
 """The values' share of it: values alone, simulated at 2 to 5 bits and extended as above. Shares add up: keys of 4 bits
 and values of 2 have 0.208, and 0.07214 - 0.00635 + 0.15035 is 0.216; 5 and 3 have 0.0432 against 0.0441."""
 _UNBIASED_VALUE_KL = {1: 0.37, 2: 0.0933, 3: 0.0225, 4: 0.0059, 5: 0.0015, 6: 0.0004, 7: 0.0001, 8: 0.00003}
 """The same unbiased; keys gain next to nothing."""
 
-_SOURCE = (
-    "SmolLM2-135M at 4,096 tokens, simulated (upper end), scaled as the affine format's by Llama-3.2-3B, and "
-    "Qwen3.5-35B-A3B's published turbo3 and turbo4 (lower end)"
-)
+_PACKED_KL = {(4, 4, False): 0.076184, (5, 3, True): 0.037813, (4, 2, True): 0.170773}
+"""By (bits of keys, of values, unbiased) over the same tokens with caches really packed (bench/quality.py)."""
 
 _HARD_SKETCH_KL = {1: 7.0, 2: 3.58022, 3: 1.56823, 4: 0.43049, 5: 0.113, 6: 0.03, 7: 0.0083, 8: 0.0021}
 """The same model with a sketch in its keys, the first 1,024 of those tokens, really packed: measured at 2, 3 and 4
@@ -73,8 +60,7 @@ bits. On these tokens levels alone have 0.266 at 3 bits and 0.0744 at 4, a sixth
 with noise in every score, which the softmax magnifies. Above 4 bits the table takes that ratio (5.9), below 2 twice."""
 
 _SKETCH_SOURCE = (
-    "SmolLM2-135M at 1,024 tokens (the sorted pydoc topics in chunks of 256, float32, really packed; upper end), "
-    "scaled as the affine format's by Llama-3.2-3B and, without a figure of its own, by Qwen3.5-35B-A3B's turbo3"
+    "SmolLM2-135M at 1,024 tokens (the sorted pydoc topics in chunks of 256, float32, really packed; upper end)"
 )
 
 _UNPACK_BYTES = 20.0
@@ -240,7 +226,7 @@ class TurboQuantProd(TurboQuantMSE):
         """As `turboquant_mse`, from its own measured figures."""
         chosen = _chosen(variant)
         hard = _HARD_SKETCH_KL[chosen.bits] + _value_change(chosen)
-        return QualityPrior(kl_mean=hard * _MIDDLE, low=hard * _LOW, high=hard, source=_SKETCH_SOURCE)
+        return from_hard_case(hard, _SKETCH_SOURCE)
 
     def unpack_bytes(self, variant: Variant) -> float:
         """Keys are unpacked twice, levels and signs; values once."""
@@ -338,10 +324,9 @@ def _value_change(chosen: _Set) -> float:
 
 
 def _prior(chosen: _Set) -> QualityPrior:
-    hard = _HARD_KL[chosen.bits] + _value_change(chosen)
-    alike = chosen.value_bits == chosen.bits
-    low = min(hard * _LOW, _PUBLISHED_KL.get(chosen.bits, hard)) if alike else hard * _LOW
-    return QualityPrior(kl_mean=hard * _MIDDLE, low=low, high=hard, source=_SOURCE)
+    asked = (chosen.bits, chosen.value_bits, chosen.unbiased)
+    measured = None if chosen.outlier_channels else _PACKED_KL.get(asked)
+    return measured_or(measured, _HARD_KL[chosen.bits] + _value_change(chosen))
 
 
 def _attending(part: CachePart, queries: int, slots: int, space: int) -> int:

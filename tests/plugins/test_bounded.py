@@ -223,7 +223,7 @@ def test_a_pyramid_too_narrow_for_its_window_is_refused_where_it_is() -> None:
 
 @ALL
 def test_priors_fall_with_the_budget_and_begin_with_nothing_lost(name: str) -> None:
-    """Low, middle and upper end at 64 to 2,048, below what was measured too, and the source that was measured."""
+    """Low, middle and upper end at 64 to 2,048, below what was measured too; 0.44 of the measured in the middle."""
     method = METHODS[name]
     for bits in (16, 8, 4):
         priors = [method.quality_prior(variant_for(method, {"budget": at, "bits": bits})) for at in BUDGETS]
@@ -232,10 +232,9 @@ def test_priors_fall_with_the_budget_and_begin_with_nothing_lost(name: str) -> N
             assert prior.low == 0
             assert prior.kl_mean < prior.high
             assert "SmolLM2" in prior.source
-        assert [prior.high for prior in priors[1:]] == [prior.kl_mean for prior in priors[:-1]]
-    measured = method.measured
-    assert method.quality_prior(variant_for(method, {"budget": 512})).kl_mean == pytest.approx(measured.eighth[0])
-    assert method.quality_prior(variant_for(method, {"budget": 1, "stride": 1})).kl_mean <= math.log(49152)
+    eighth = method.quality_prior(variant_for(method, {"budget": 512}))
+    assert (eighth.kl_mean, eighth.high) == pytest.approx((0.44 * method.measured.eighth[0], method.measured.eighth[0]))
+    assert method.quality_prior(variant_for(method, {"budget": 1, "stride": 1})).high <= math.log(49152)
 
 
 @ALL
@@ -246,15 +245,15 @@ def test_what_is_lost_grows_with_the_text(name: str, bits: int) -> None:
     at = (16, 8, 4).index(bits)
     for budget, measured in ((1024, method.measured.quarter[at]), (512, method.measured.eighth[at])):
         asked = variant_for(method, {"budget": budget, "bits": bits})
-        assert method.quality_at(asked, 4096).kl_mean == pytest.approx(measured)
+        assert method.quality_at(asked, 4096).high == pytest.approx(measured)
         within = method.quality_at(asked, budget)
-        assert within.low == within.kl_mean == max(0.0, method.measured.quarter[at] - method.measured.quarter[0])
+        assert within.high == max(0.0, method.measured.quarter[at] - method.measured.quarter[0])
+        assert bits < 16 or within.low == within.kl_mean == within.high == 0
         lengths = [budget * n // 4 for n in range(4, 4000, 7)]
         told = [method.quality_at(asked, tokens) for tokens in lengths]
         assert [one.kl_mean for one in told] == sorted(one.kl_mean for one in told)
         assert all(one.low <= one.kl_mean <= one.high for one in told)
         assert method.quality_at(asked, 131_072).kl_mean > 2 * within.kl_mean
-        assert method.quality_at(asked, 2 * 4096).kl_mean == pytest.approx(method.quality_at(asked, 4096).high)
 
 
 def test_a_label_names_budget_and_bits() -> None:

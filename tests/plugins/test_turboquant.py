@@ -149,13 +149,15 @@ def test_priors_hold_the_measured_and_the_published() -> None:
 
 
 def test_priors_stand_to_affine_as_the_measured_do() -> None:
-    """Both formats are scaled from the same hard case alike, so that neither looks better than it was there."""
+    """Both formats are scaled from the same hard case alike, so that neither looks better than it was there.
+
+    Really packed with 4 bits it is 0.0762 to mlx-lm's 0.1033; other bits of ours were only simulated.
+    """
     affine = {variant.label: variant for variant in Affine().variants()}
-    for bits in (2, 3, 4, 5):
-        ours = MSE.quality_prior(VARIANTS[f"turboquant-mse{bits}"][1]).kl_mean
-        theirs = Affine().quality_prior(affine[f"affine{bits}-g32"]).kl_mean
-        measured = FRONTIER[f"turbo_mse{bits}"]["kl"] / FRONTIER[f"affine{bits}g32"]["kl"]
-        assert ours / theirs == pytest.approx(measured, rel=1e-6)
+    ours = MSE.quality_prior(VARIANTS["turboquant-mse4"][1])
+    theirs = Affine().quality_prior(affine["affine4-g32"])
+    for name in ("low", "kl_mean", "high"):
+        assert getattr(ours, name) / getattr(theirs, name) == pytest.approx(0.0762 / 0.1033, rel=0.01)
 
 
 def test_a_sketch_is_never_said_to_be_better_than_levels() -> None:

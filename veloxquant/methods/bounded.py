@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from veloxquant.caches import eviction
 from veloxquant.errors import InvalidParams
 from veloxquant.methods.method import LayerSpec, Method, Param, Parameter, QualityPrior, Variant
+from veloxquant.methods.priors import from_hard_case
 from veloxquant.methods.workspace import query_heads
 
 if TYPE_CHECKING:
@@ -34,10 +37,9 @@ _UNPACK_BYTES = {PLAIN: 8.0, 8: 0.5, 4: 0.5}
 same for scales and biases, two for 32 or 64 numbers."""
 
 _MEASURED_ON = (
-    "SmolLM2-135M over 4,096 tokens (the sorted pydoc topics), simulated with the cache's own segments; real caches "
-    "of streaming and snapkv agreed to 0.2 % at 1,024 tokens, others were not compared. Nothing is lost while no more "
-    "than the budget is read (lower end); middle and upper end are texts of 4,096 and of 8,192 tokens, and longer ones "
-    "lose more"
+    "SmolLM2-135M at 4,096 tokens (upper end): budgets of 1,024 at 16 bits and h2o's 2,048 at 8 with real caches "
+    "(bench/quality.py), other budgets and bits simulated with the cache's own segments, other lengths by the share of "
+    "a text that is gone"
 )
 _MEASURED_TOKENS = 4096
 """Of that text."""
@@ -48,12 +50,13 @@ _MOST_KL = math.log(49152)
 class Measured(NamedTuple):
     """Mean KL in nats a token over all of a text of 4,096 tokens: SmolLM2-135M-Instruct, head width 64, every layer.
 
-    A small model with narrow heads is a hard case. What is lost follows from how much of the text is gone, so text over
-    budget is what carries over to other lengths.
+    1,024 at 16 bits by bench/quality.py with real caches; the rest was simulated, 8 and 4 bits there moved by as much
+    as 16 differ from simulated, so that what packing adds stays. A small model with narrow heads is a hard case. What
+    is lost follows from how much of the text is gone, so text over budget is what carries over to other lengths.
     """
 
     half: float
-    """With a budget of 2,048, at 16 bits."""
+    """With a budget of 2,048, at 16 bits; h2o's from real caches of 8 bits, less what these add at a quarter."""
     quarter: tuple[float, float, float]
     """1,024, at 16, 8 and 4 bits."""
     eighth: tuple[float, float, float]
@@ -141,23 +144,15 @@ class BoundedMethod(Method):
         return int(4 * _SCORE_ARRAYS * scores + stored + _STORED_ARRAYS * part.heads * room * row_bits / 8)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
-        """From nothing, as long as no more than the budget is read, to what a text of 8,192 tokens loses."""
-        budget = int(variant.params.get("budget", 1024))
-        # 4,096 tokens are two budgets at 2,048 and more, four down to 1,024, eight down to 512, and so on.
-        halvings = max(1, math.ceil(math.log2(_MEASURED_TOKENS / budget)))
-        middle, high = (self._at_share(_bits(variant), at) for at in (halvings, halvings + 1))
-        return QualityPrior(kl_mean=middle, low=0.0, high=high, source=_MEASURED_ON)
+        """Of a text of 4,096 tokens, or of two budgets if that is more; nothing while no more than one is read."""
+        tokens = max(_MEASURED_TOKENS, 2 * int(variant.params.get("budget", 1024)))
+        return msgspec.structs.replace(self.quality_at(variant, tokens), low=0.0)
 
     def quality_at(self, variant: Variant, tokens: int) -> QualityPrior:
-        """Of a text of `tokens` tokens, by the shares that were measured; the range is half and double the text."""
-        bits, budget = _bits(variant), int(variant.params.get("budget", 1024))
-        low, middle, high = (self._lost(bits, tokens * times / budget) for times in (0.5, 1, 2))
-        return QualityPrior(
-            kl_mean=middle,
-            low=low,
-            high=high,
-            source=f"{_MEASURED_ON}; read are {tokens / budget:.3g} budgets, the range is half and double that",
-        )
+        """Of a text of `tokens` tokens, scaled from the hard case as that of all methods."""
+        budgets = tokens / int(variant.params.get("budget", 1024))
+        source = f"{_MEASURED_ON}; read are {budgets:.3g} budgets; as for packed numbers"
+        return from_hard_case(self._lost(_bits(variant), budgets), source)
 
     def _lost(self, bits: int, budgets: float) -> float:
         """KL of a text of so many budgets: what the bits cost up to one, a straight line to two, then by logarithms."""
