@@ -51,7 +51,7 @@ REFUSED = {
 
 VARIANTS = (
     ("turboquant_mse", "turboquant-mse3", {"bits": 3}),
-    ("turboquant_prod", "turboquant-prod2", {"bits": 2}),
+    ("turboquant_prod", "turboquant_prod-bits.2", {"bits": 2}),
 )
 
 

@@ -80,7 +80,7 @@ def test_bits_are_those_of_the_format() -> None:
         _, mse = VARIANTS[f"turboquant-mse{bits}"]
         assert MSE.key_bits(mse, part) == MSE.value_bits(mse, part) == FRONTIER[f"turbo_mse{bits}"]["bits"]
     for bits in (2, 3, 4):
-        _, prod = VARIANTS[f"turboquant-prod{bits}"]
+        prod = variant(PROD, {"bits": bits})
         assert (PROD.key_bits(prod, part), PROD.value_bits(prod, part)) == (bits + 0.5, bits + 0.25)
 
 
