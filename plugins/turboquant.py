@@ -214,8 +214,8 @@ class TurboQuantProd(TurboQuantMSE):
     label = "turboquant-prod"
     unlike = ()
     offered = (4,)
-    """5 bits would take the bytes of `turboquant_mse` at 5, for less; 3 and 2 lose several times what that loses in fewer
-    bytes (at 3 bits 1.57 nats against 0.266 over the same 1,024 tokens)."""
+    """5 bits would take the bytes of `turboquant_mse` at 5, for less; 3 and 2 lose several times what that loses in
+    fewer bytes (at 3 bits 1.57 nats against 0.266 over the same 1,024 tokens)."""
 
     def parameters(self) -> Sequence[Parameter]:
         """As `turboquant_mse`, and the size of the sketch."""
