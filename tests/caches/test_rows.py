@@ -42,7 +42,7 @@ def test_of_a_prompt_padded_on_the_right_only_own_tokens_count(step: int) -> Non
     assert rows.lengths == [7, 8, 3]
     assert rows.longest == 8
     assert rows.offset.tolist() == [7, 8, 3]
-    assert rows.advance(1).counts == (1, 1, 1)
+    assert rows.advance(1).counts.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 100])
@@ -69,12 +69,12 @@ def test_a_call_says_where_a_rows_tokens_go() -> None:
     rows = Rows([3, 0])
     rows.prepare(left_padding=[0, 2])
     taken = rows.take(4)
-    assert (taken.firsts, taken.counts, taken.starts) == ((0, 2), (4, 2), (3, 0))
-    assert taken.offsets == (3, -2)
-    assert taken.rows == (0, 1)
+    assert [numbers.tolist() for numbers in taken] == [[0, 2], [4, 2], [3, 0]]
+    assert taken.offsets.tolist() == [3, -2]
+    assert taken.rows.tolist() == [0, 1]
     assert not taken.equal
     assert rows.lengths == [3, 0]
-    assert rows.take(1).rows == (0,)
+    assert rows.take(1).rows.tolist() == [0]
     assert Rows([6, 6]).take(9).equal
 
 
@@ -83,7 +83,7 @@ def test_the_end_of_a_prompt_that_nobody_said_is_the_end_all_the_same() -> None:
     rows = Rows([0, 0])
     rows.prepare(lengths=[3, 1], right_padding=[0, 2])
     rows.advance(3)
-    assert rows.advance(1).counts == (1, 1)
+    assert rows.advance(1).counts.tolist() == [1, 1]
     rows.finalize()
     assert rows.lengths == [4, 2]
     assert rows.padding == [0, 2]
@@ -103,11 +103,12 @@ def test_lengths_alone_are_enough() -> None:
         {"lengths": [1, -1], "right_padding": [0, 2]},
         {"right_padding": [0, 2]},
         {"left_padding": [1, 2, 3]},
+        {"left_padding": [2**70, 0]},
         {"lengths": [3, 1], "right_padding": [0, 1]},
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(wrong: dict[str, Any]) -> None:
-    """Another count of rows, numbers below zero, padding without lengths, rows that do not end together."""
+    """Another count of rows, numbers out of range, padding without lengths, rows that do not end together."""
     rows = Rows([2, 5])
     before = json.dumps(rows.describe())
     with pytest.raises(MethodRefused):

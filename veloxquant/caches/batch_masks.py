@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from veloxquant.caches.engine import cache_module
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from veloxquant.caches.rows import Ints
 
 
 class Made(NamedTuple):
@@ -30,11 +30,11 @@ _MADE: dict[int, tuple[Any, Made]] = {}
 """By the id of the array, as long as it lives; arrays have no hash by identity."""
 
 
-def causal(lengths: Sequence[int], columns: int, count: int, window: int | None = None) -> Any:
+def causal(lengths: Ints, columns: int, count: int, window: int | None = None) -> Any:
     """The engine's mask for `count` new tokens of rows that hold so many tokens each; lazy, never computed by ours."""
     import mlx.core as mx
 
-    padding = mx.array([columns - length for length in lengths], dtype=mx.int32)
+    padding = mx.array(columns - lengths, dtype=mx.int32)
     mask = cache_module().create_causal_mask(count, offset=columns, window_size=window, left_padding=padding)
     key = id(mask)
     _MADE[key] = (weakref.ref(mask, lambda _: _MADE.pop(key, None)), Made(window))

@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from veloxquant.caches import eviction, registration
 from veloxquant.caches import saved as saved_state
 from veloxquant.caches.engine import cache_module
@@ -76,8 +78,7 @@ class Evicting:
 
     def _take(self, keys: Any, values: Any, taken: Taken) -> tuple[Coming, Coming]:
         """Handles of new tokens, (batch, KV heads, tokens, width); room for them is made."""
-        longest = max(start + count for start, count in zip(taken.starts, taken.counts, strict=True))
-        self.slots.grow(keys, values, self.rule.slots(longest))
+        self.slots.grow(keys, values, self.rule.slots(int(taken.ends.max())))
         self._call = Call(self.slots, self.rule, taken)
         return Coming(keys, self._call), Coming(values, self._call)
 
@@ -145,7 +146,7 @@ class EvictingKVCache(Evicting):
         """
         self._check(keys, values)
         batch, _, tokens, _ = keys.shape
-        taken = Taken((0,) * batch, (tokens,) * batch, (self.offset,) * batch)
+        taken = Taken(*(np.full(batch, number, dtype=np.int64) for number in (0, tokens, self.offset)))
         handles = self._take(keys, values, taken)
         self.offset += tokens
         return handles

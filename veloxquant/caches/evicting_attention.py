@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from veloxquant.caches import batch_masks
 from veloxquant.caches.attention import Packed
 from veloxquant.caches.eviction import MOST, UNIT, Rule
-from veloxquant.caches.rows import Taken
+from veloxquant.caches.rows import Taken, alike
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
@@ -77,11 +79,11 @@ class Call:
 
         slots, rule = self.slots, self.rule
         queries, keys, values = inputs
-        ends = [start + count for start, count in zip(segment.starts, segment.counts, strict=True)]
+        ends = segment.ends
         times = _times(segment, keys.shape[2])
         new = slots.coded(keys, values, times[:, None, :, None])
-        slots.write(new, segment, [rule.held(start) for start in segment.starts])
-        room = rule.slots(max(ends))
+        slots.write(new, segment, rule.held_rows(segment.starts))
+        room = rule.slots(int(ends.max()))
         batch, heads, count, width = queries.shape
         rows = (batch, keys.shape[1], heads // keys.shape[1] * count)
         ready = slots.key_codec.ready((queries.astype(mx.float32) * scale).reshape(*rows, width), ())
@@ -93,9 +95,9 @@ class Call:
         self._watch(weights, segment, times)
         if slots.policy.watches:  # decode asks for `out` alone: sums left lazy would keep the weights of every step
             (out,) = mx.depends([out], slots.arrays[-1:])
-        rows_due = [row for row, end in enumerate(ends) if segment.counts[row] and rule.due(end)]
-        if rows_due:
-            slots.evict(rule, rows_due, [ends[row] for row in rows_due])
+        rows_due = ((segment.counts > 0) & rule.due_rows(ends)).nonzero()[0]
+        if rows_due.size:
+            slots.evict(rule, rows_due, ends[rows_due])
         return out
 
     def _watch(self, weights: Any, segment: Taken, times: Any) -> None:
@@ -103,9 +105,9 @@ class Call:
         import mlx.core as mx
 
         watches, stride = self.slots.policy.watches, self.rule.stride
-        if not watches or not any(_watched(watches, self.rule, segment)):
+        if not watches or not _watched(watches, self.rule, segment):
             return
-        own = mx.arange(times.shape[1]) < mx.array(segment.counts)[:, None]
+        own = mx.arange(times.shape[1]) < mx.array(segment.counts, dtype=mx.int32)[:, None]
         if watches > 0:
             own = own & (times % stride >= stride - watches) & (times - times % stride + stride >= self.rule.first)
         counted = mx.where(own[:, None, None, :, None], mx.round(weights * UNIT), 0)
@@ -114,13 +116,12 @@ class Call:
 
 def segments(taken: Taken, stride: int, tile: int) -> list[Taken]:
     """A call cut so that no row goes over a multiple of `stride` within a segment, and none takes more than `tile`."""
-    firsts, left, starts = list(taken.firsts), list(taken.counts), list(taken.starts)
+    firsts, left, starts = taken
     cut = []
-    while any(left):
-        counts = [min(more, stride - start % stride, tile) for more, start in zip(left, starts, strict=True)]
-        cut.append(Taken(tuple(firsts), tuple(counts), tuple(starts)))
-        firsts, starts = ([at + count for at, count in zip(ats, counts, strict=True)] for ats in (firsts, starts))
-        left = [more - count for more, count in zip(left, counts, strict=True)]
+    while left.any():
+        counts = np.minimum(np.minimum(left, stride - starts % stride), tile)
+        cut.append(Taken(firsts, counts, starts))
+        firsts, left, starts = firsts + counts, left - counts, starts + counts
     return cut
 
 
@@ -164,7 +165,7 @@ class _Masking:
         if columns == 1:
             return mask
         # The call's token j is in column columns - count + j, and at position offset + j.
-        shift = mx.array([columns - self.count - offset for offset in self.offsets], dtype=mx.int32)
+        shift = mx.array(columns - self.count - self.offsets, dtype=mx.int32)
         at = mx.clip(mx.minimum(positions, columns) + shift[:, None, None], 0, columns - 1)
         return mx.take_along_axis(mask, at[:, :, None, None], axis=-1)
 
@@ -189,10 +190,10 @@ def _cut(array: Any, segment: Taken) -> Any:
     """The segment's tokens of an array (batch, heads, n, width), from each row's first on; padding has any."""
     import mlx.core as mx
 
-    count, tokens = max(segment.counts), array.shape[2]
-    if len({*segment.firsts}) == 1 and segment.firsts[0] + count <= tokens:
-        return array if count == tokens else array[:, :, segment.firsts[0] : segment.firsts[0] + count]
-    at = mx.minimum(mx.array(segment.firsts)[:, None] + mx.arange(count), tokens - 1)
+    count, first, tokens = int(segment.counts.max()), int(segment.firsts[0]), array.shape[2]
+    if alike(segment.firsts) and first + count <= tokens:
+        return array if count == tokens else array[:, :, first : first + count]
+    at = mx.minimum(mx.array(segment.firsts, dtype=mx.int32)[:, None] + mx.arange(count), tokens - 1)
     return mx.take_along_axis(array, at[:, None, :, None], axis=2)
 
 
@@ -203,13 +204,12 @@ def _times(segment: Taken, count: int) -> Any:
     return mx.array(segment.starts, dtype=mx.int32)[:, None] + mx.arange(count, dtype=mx.int32)
 
 
-def _watched(watches: int, rule: Rule, segment: Taken) -> list[bool]:
-    """Whether each row has a query in the segment that is watched: one of the last `watches` before an eviction."""
+def _watched(watches: int, rule: Rule, segment: Taken) -> bool:
+    """Whether some row has a query in the segment that is watched: one of the last `watches` before an eviction."""
     if watches < 0:
-        return [True]
-    ends = [start + count for start, count in zip(segment.starts, segment.counts, strict=True)]
-    boundaries = [rule.stride * -(-end // rule.stride) for end in ends]
-    return [rule.due(due) and end > due - watches for end, due in zip(ends, boundaries, strict=True)]
+        return True
+    boundaries = rule.stride * -(-segment.ends // rule.stride)
+    return bool((rule.due_rows(boundaries) & (segment.ends > boundaries - watches)).any())
 
 
 def _together(outputs: Sequence[Any], cut: Sequence[Taken], count: int) -> Any:
@@ -217,11 +217,12 @@ def _together(outputs: Sequence[Any], cut: Sequence[Taken], count: int) -> Any:
     import mlx.core as mx
 
     joined = outputs[0] if len(outputs) == 1 else mx.concatenate(list(outputs), axis=2)
-    if joined.shape[2] == count and not any(cut[0].firsts) and all(len({*segment.counts}) == 1 for segment in cut):
+    if joined.shape[2] == count and not cut[0].firsts.any() and all(alike(segment.counts) for segment in cut):
         return joined
     places, tokens, before = mx.zeros((len(cut[0].starts), count), dtype=mx.int32), mx.arange(count), 0
     for segment, output in zip(cut, outputs, strict=True):
-        inside = tokens - mx.array(segment.firsts)[:, None]
-        places = mx.where((inside >= 0) & (inside < mx.array(segment.counts)[:, None]), inside + before, places)
+        firsts, counts = (mx.array(n, dtype=mx.int32)[:, None] for n in (segment.firsts, segment.counts))
+        inside = tokens - firsts
+        places = mx.where((inside >= 0) & (inside < counts), inside + before, places)
         before += output.shape[2]
     return mx.take_along_axis(joined, places[:, None, :, None], axis=2)

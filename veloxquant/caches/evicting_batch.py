@@ -64,8 +64,7 @@ class BatchEvictingKVCache(Evicting):
     def make_mask(self, N: int, return_array: bool = False, **options: Any) -> Any:  # noqa: N803 -- mlx-lm's own list
         """What mlx-lm's own twin would make, for the layers that have one; ours see by position."""
         columns = self.rows.columns
-        lengths = [columns - padding for padding in self.rows.padding]
-        return batch_masks.causal(lengths, columns, N, options.get("window_size"))
+        return batch_masks.causal(columns - self.rows.shift, columns, N, options.get("window_size"))
 
     def filter(self, batch_indices: Any) -> None:
         """Only these rows, in this order; the slots of a longer row that left go too."""
@@ -88,7 +87,7 @@ class BatchEvictingKVCache(Evicting):
 
         slots = self.slots
         single = EvictingKVCache(slots.key_codec, slots.value_codec, self.policy, *self.rule)
-        single.offset = self.rows.lengths[idx]
+        single.offset = int(self.rows.held[idx])
         room = self.rule.slots(single.offset)
         row = idx % self.rows.count
         if room:

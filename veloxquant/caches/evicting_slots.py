@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.caches.codec import Arrays, Codec
-    from veloxquant.caches.rows import Taken
+    from veloxquant.caches.rows import Ints, Taken
 
 
 class Slots:
@@ -73,7 +73,7 @@ class Slots:
         """What an empty slot has in each array."""
         return [*[0] * (len(self.arrays) - self._extra), LONGEST, 0][: len(self.arrays)]
 
-    def write(self, new: Sequence[Any], segment: Taken, firsts: Sequence[int]) -> None:
+    def write(self, new: Sequence[Any], segment: Taken, firsts: Ints) -> None:
         """New tokens, (rows, KV heads, tokens, ...), behind the first `firsts` slots of each row.
 
         What of them is padding is not written: those slots get back what they have.
@@ -82,13 +82,14 @@ class Slots:
 
         tokens = new[0].shape[2]
         if segment.equal:
+            first = int(firsts[0])
             for array, more in zip(self.arrays, new, strict=False):
-                array[:, :, firsts[0] : firsts[0] + tokens] = more
+                array[:, :, first : first + tokens] = more
             return
         slots = self.arrays[0].shape[2]
         steps = mx.arange(tokens, dtype=mx.int32)
         at = ((_column(firsts) + steps) % slots)[:, None, :, None]
-        own = None if min(segment.counts) == tokens else (steps < _column(segment.counts))[:, None, :, None]
+        own = None if segment.counts.min() == tokens else (steps < _column(segment.counts))[:, None, :, None]
         for index, more in enumerate(new):
             array = self.arrays[index]
             put = more if own is None else mx.where(own, more, mx.take_along_axis(array, at, axis=2))
@@ -114,12 +115,12 @@ class Slots:
         sums = self.arrays[-1]
         sums[:, :, :slots] = mx.minimum(sums[:, :, :slots] + weights[..., None], MOST)
 
-    def evict(self, rule: Rule, rows: Sequence[int], ends: Sequence[int]) -> None:
+    def evict(self, rule: Rule, rows: Ints, ends: Ints) -> None:
         """Drop all but `budget` tokens of each head of these rows, which have seen so many tokens."""
         import mlx.core as mx
 
         some = len(rows) < self.arrays[0].shape[0]
-        chosen = mx.array(list(rows))
+        chosen = mx.array(rows, dtype=mx.int32)
         arrays = [array[chosen] for array in self.arrays] if some else self.arrays
         stays = _flat(self._order(arrays, rule.budget, ends), arrays[0].shape[2])
         for index, (array, fill) in enumerate(zip(arrays, self.fills, strict=True)):
@@ -131,7 +132,7 @@ class Slots:
             if some:
                 self.arrays[index][chosen] = array
 
-    def _order(self, arrays: Sequence[Any], budget: int, ends: Sequence[int]) -> Any:
+    def _order(self, arrays: Sequence[Any], budget: int, ends: Ints) -> Any:
         import mlx.core as mx
 
         def keys() -> Any:
@@ -182,8 +183,8 @@ def _resized(array: Any, slots: int, fill: int) -> Any:
     return mx.concatenate([array, room], axis=2)
 
 
-def _column(numbers: Sequence[int]) -> Any:
+def _column(numbers: Ints) -> Any:
     """int32 (rows, 1)."""
     import mlx.core as mx
 
-    return mx.array(list(numbers), dtype=mx.int32)[:, None]
+    return mx.array(numbers, dtype=mx.int32)[:, None]

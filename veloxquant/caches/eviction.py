@@ -16,6 +16,8 @@ from veloxquant.errors import InvalidParams, MethodRefused, quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from veloxquant.caches.rows import Ints
+
 STRIDE = 64
 """Tokens from one eviction to the next, unless said otherwise."""
 LONGEST = 2**31 - 1
@@ -46,6 +48,14 @@ class Rule(NamedTuple):
     def held(self, length: int) -> int:
         """Tokens that each head holds at this length, an eviction that is due there done."""
         return length if length < self.first else self.budget + length % self.stride
+
+    def due_rows(self, lengths: Ints) -> Any:
+        """`due` of each row, (rows,) bool."""
+        return (lengths >= self.first) & (lengths % self.stride == 0)
+
+    def held_rows(self, lengths: Ints) -> Ints:
+        """`held` of each row."""
+        return lengths + (lengths >= self.first) * (self.budget + lengths % self.stride - lengths)
 
     def slots(self, length: int) -> int:
         """Slots that are allocated at this length: whole strides until there is room for budget + stride."""

@@ -55,7 +55,7 @@ class BatchPackedKVCache:
         self.step = step
         self.rows = Rows([0] * rows)
         self.key_store, self.value_store = RowStore(key_codec), RowStore(value_codec)
-        self._offsets = tuple(self.rows.lengths)
+        self._offsets = self.rows.held
 
     @property
     def offset(self) -> Any:
@@ -99,7 +99,7 @@ class BatchPackedKVCache:
         chosen = self.rows.filter(keep)
         for store in self.stores:
             store.choose(chosen, self._slots())
-        self._offsets = tuple(self.rows.lengths)
+        self._offsets = self.rows.held
 
     def extend(self, other: BatchPackedKVCache) -> None:
         """Other rows after these. Raises MethodRefused for other codecs and in the middle of a padded prompt."""
@@ -109,12 +109,12 @@ class BatchPackedKVCache:
         self.rows.extend(other.rows)
         for mine, more in zip(self.stores, other.stores, strict=True):
             mine.join([*zip((mine, more), counts, strict=True)], self._slots())
-        self._offsets = tuple(self.rows.lengths)
+        self._offsets = self.rows.held
 
     def extract(self, row: int) -> PackedKVCache:
         """One row as a cache of its own, without slack; the batch stays as it is."""
         cache = PackedKVCache(self.key_store.codec, self.value_store.codec, self.step)
-        cache.offset = self.rows.lengths[row]
+        cache.offset = int(self.rows.held[row])
         if cache.offset:
             (cache.keys, cache.key_fixed), (cache.values, cache.value_fixed) = (
                 store.row(row, cache.offset) for store in self.stores
@@ -133,7 +133,7 @@ class BatchPackedKVCache:
         _refuse_unlike(batch, *ones)
         for at, store in enumerate(batch.stores):
             store.join([(one.stores[at], 1) for one in ones], batch._slots())
-        batch._offsets = tuple(batch.rows.lengths)
+        batch._offsets = batch.rows.held
         return batch
 
     @classmethod
@@ -159,8 +159,8 @@ class BatchPackedKVCache:
         """
         trimmed = self.rows.trim(n)
         for store in self.stores if trimmed else ():
-            store.clear(self.rows.lengths)
-        self._offsets = tuple(self.rows.lengths)
+            store.clear(self.rows.held)
+        self._offsets = self.rows.held
         return trimmed
 
     def size(self) -> int:
@@ -199,7 +199,7 @@ class BatchPackedKVCache:
         self.key_store, self.value_store = (RowStore(codec) for codec in made)
         for store, stored, fixed in zip(self.stores, saved.groups[:2], saved.groups[2:], strict=True):
             store.stored, store.fixed = stored, tuple(fixed)
-        self._offsets = tuple(rows.lengths)
+        self._offsets = rows.held
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> BatchPackedKVCache:

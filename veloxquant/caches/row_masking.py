@@ -14,11 +14,13 @@ from veloxquant.caches.masking import Mask
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from veloxquant.caches.rows import Ints
+
 
 class Seen(NamedTuple):
     """What the rows of one call may see."""
 
-    offsets: tuple[int, ...]
+    offsets: Ints
     """Position of the call's token 0 in each row; below 0 where the row begins with padding."""
     tokens: int
     """Places held: those of the longest row."""
@@ -34,6 +36,7 @@ class RowMask(Mask):
 
     def __init__(self, mask: Any, queries: Sequence[int], groups: int, seen: Seen) -> None:
         self._offsets, self._window = seen.offsets, None
+        self._least, self._most = int(seen.offsets.min()), int(seen.offsets.max())
         said = batch_masks.made(mask) if mask is not None and not isinstance(mask, str) else None
         if said is not None:
             self._window = said.window
@@ -44,7 +47,7 @@ class RowMask(Mask):
 
     def seen(self, last: int) -> int:
         """Places that some row's query tokens before `last` may see."""
-        return max(1, min(self.tokens, max(self._offsets) + last))
+        return max(1, min(self.tokens, self._most + last))
 
     def hide(self, scores: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
         """As for one sequence, each row by its own positions."""
@@ -52,7 +55,7 @@ class RowMask(Mask):
 
         shape = scores.shape
         apart = self._masked(scores.reshape(*shape[:3], -1, rows[1] - rows[0], shape[-1]), rows, columns)
-        if columns[1] > min(self._offsets) + rows[0] + 1 or self._window is not None:
+        if columns[1] > self._least + rows[0] + 1 or self._window is not None:
             offsets = mx.array(self._offsets, dtype=mx.int32).reshape(-1, 1, 1, 1, 1, 1)
             positions = offsets + mx.arange(*rows, dtype=mx.int32)[:, None]
             places = mx.arange(*columns, dtype=mx.int32).reshape(shape[2], 1, 1, -1)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from veloxquant.caches.codec import Arrays, Codec
-    from veloxquant.caches.rows import Taken
+    from veloxquant.caches.rows import Ints, Taken
 
 
 class RowStore:
@@ -37,12 +39,12 @@ class RowStore:
         """Take what does not grow from the first token of the rows that have it in this call, x (rows, heads, n, w)."""
         import mlx.core as mx
 
-        begins = [start == 0 and count > 0 for start, count in zip(taken.starts, taken.counts, strict=True)]
-        if not any(begins):
+        begins = (taken.starts == 0) & (taken.counts > 0)
+        if not begins.any():
             return
-        first = mx.array([min(first, x.shape[2] - 1) for first in taken.firsts])
+        first = mx.array(np.minimum(taken.firsts, x.shape[2] - 1), dtype=mx.int32)
         fixed = self.codec.start(x[mx.arange(len(begins)), :, first][:, :, None])
-        if self.fixed and not all(begins):
+        if self.fixed and not begins.all():
             chosen = mx.array(begins)
             fixed = tuple(mx.where(beside(chosen, new), new, old) for new, old in zip(fixed, self.fixed, strict=True))
         self.fixed = fixed
@@ -63,23 +65,22 @@ class RowStore:
         """
         import mlx.core as mx
 
-        firsts, counts, starts = taken
         if taken.equal:
-            self._write_run(slice(None), coded, firsts[0], counts[0], starts[0])
+            self._write_run(slice(None), coded, taken, 0)
         elif tokens == 1:
-            rows = mx.array(taken.rows)
-            places = mx.array([starts[row] for row in taken.rows])
+            rows = mx.array(taken.rows, dtype=mx.int32)
+            places = mx.array(taken.starts[taken.rows], dtype=mx.int32)
             for array, new in zip(self.stored, coded, strict=True):
                 array[rows, :, places] = new[rows, :, 0]
         else:
-            for row in taken.rows:
-                self._write_run(slice(row, row + 1), coded, firsts[row], counts[row], starts[row])
+            for row in taken.rows.tolist():
+                self._write_run(slice(row, row + 1), coded, taken, row)
 
-    def clear(self, lengths: Sequence[int]) -> None:
+    def clear(self, lengths: Ints) -> None:
         """Zeros in the slots behind so many of each row."""
         import mlx.core as mx
 
-        held = mx.arange(self.slots) < mx.array(list(lengths), dtype=mx.int32)[:, None]
+        held = mx.arange(self.slots) < mx.array(lengths, dtype=mx.int32)[:, None]
         for at, array in enumerate(self.stored):
             shape = (held.shape[0], 1, -1, *[1] * (array.ndim - 3))
             self.stored[at] = mx.where(held.reshape(shape), array, mx.zeros_like(array))
@@ -133,7 +134,9 @@ class RowStore:
         only = mx.array([row])
         return [array[:, :, :tokens][only] for array in self.stored], tuple(array[only] for array in self.fixed)
 
-    def _write_run(self, rows: slice, coded: Arrays, first: int, count: int, start: int) -> None:
+    def _write_run(self, rows: slice, coded: Arrays, taken: Taken, row: int) -> None:
+        """Of these rows, what one of them has of the call."""
+        first, count, start = (int(numbers[row]) for numbers in taken)
         for array, new in zip(self.stored, coded, strict=True):
             array[rows, :, start : start + count] = new[rows, :, first : first + count]
 

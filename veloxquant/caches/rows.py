@@ -7,11 +7,15 @@ are counted here as mlx-lm counts them.
 
 Prompts of unequal lengths come in calls with padding on the right (`prepare`, calls, `finalize`: mlx-lm's
 PromptProcessingBatch) or, from older callers, on the left. Padding is never written and never counted.
+
+Numbers of rows are numpy arrays, so that a step costs Python as much for one row as for many.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from veloxquant.caches import batch_masks
 from veloxquant.caches.limits import whole
@@ -21,50 +25,70 @@ from veloxquant.errors import MethodRefused, quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    """A whole number for each row."""
+
 _HINT = "give one whole number for each row, as mlx-lm's BatchGenerator does"
 
 
 class Taken(NamedTuple):
     """What of a call of n tokens is whose: for each row its own tokens, always one run of them."""
 
-    firsts: tuple[int, ...]
+    firsts: Ints
     """Index in the call of the row's first own token; what is before it is padding."""
-    counts: tuple[int, ...]
+    counts: Ints
     """How many tokens are the row's own; what comes after them is padding."""
-    starts: tuple[int, ...]
+    starts: Ints
     """Position, and place, of the first of them: what the row held before."""
 
     @property
-    def offsets(self) -> tuple[int, ...]:
+    def offsets(self) -> Ints:
         """Position of the call's token 0 in each row, negative in padding on the left: token j is at offset + j."""
-        return tuple(start - first for first, start in zip(self.firsts, self.starts, strict=True))
+        return self.starts - self.firsts
+
+    @property
+    def ends(self) -> Ints:
+        """Tokens that each row holds after the call."""
+        return self.starts + self.counts
 
     @property
     def equal(self) -> bool:
         """Whether every row has the same tokens of the call at the same places: then one slice writes all rows."""
-        return len({*zip(self.firsts, self.counts, self.starts, strict=True)}) <= 1
+        return alike(self.firsts) and alike(self.counts) and alike(self.starts)
 
     @property
-    def rows(self) -> tuple[int, ...]:
+    def rows(self) -> Ints:
         """The rows that have a token of their own in the call."""
-        return tuple(row for row, count in enumerate(self.counts) if count)
+        return self.counts.nonzero()[0]
+
+
+def ints(numbers: Sequence[int] | Ints) -> Ints:
+    """One whole number for each row."""
+    return np.asarray(numbers, dtype=np.int64)
+
+
+def alike(numbers: Ints) -> bool:
+    """Whether all rows have the same number."""
+    return bool((numbers == numbers[:1]).all())
 
 
 class Rows:
     """Lengths of the rows of one layer's batch twin. Whole numbers only: nothing here waits for the device."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
+        self.held = ints(lengths)
         """Tokens that each row holds."""
         self.columns = self.longest
         """Columns that mlx-lm's own twin would fill."""
-        self.padding = [self.columns - length for length in self.lengths]
+        self.shift = self.columns - self.held
         """Token p of a row is in mlx-lm's column p + padding."""
-        self._skip = [0] * len(self.lengths)
+        self._skip = np.zeros_like(self.held)
         """Padding on the left that is yet to come."""
-        self._due: list[int] | None = None
+        self._due: Ints | None = None
         """Own tokens that are yet to come, where padding follows them; None: all that comes is the row's own."""
-        self._right = [0] * len(self.lengths)
+        self._right = np.zeros_like(self.held)
         """Padding on the right of the prompt at hand."""
         self._coming = 0
         """Tokens of that prompt yet to come, padding and all."""
@@ -72,19 +96,29 @@ class Rows:
     @property
     def count(self) -> int:
         """Rows."""
-        return len(self.lengths)
+        return len(self.held)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each row holds."""
+        return [*map(int, self.held)]
+
+    @property
+    def padding(self) -> list[int]:
+        """What `shift` has."""
+        return [*map(int, self.shift)]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest row; 0 without rows."""
-        return max(self.lengths, default=0)
+        return int(self.held.max(initial=0))
 
     @property
     def offset(self) -> Any:
         """int32 (rows,): the position of the next call's token 0, from which rotary embeddings count."""
         import mlx.core as mx
 
-        return mx.array([length - skip for length, skip in zip(self.lengths, self._skip, strict=True)], dtype=mx.int32)
+        return mx.array(self.held - self._skip, dtype=mx.int32)
 
     def prepare(
         self,
@@ -95,55 +129,55 @@ class Rows:
     ) -> None:
         """Say what the coming calls bring: padding on the left, then `lengths` own tokens, then padding on the right.
 
-        Raises MethodRefused for another count of rows, for numbers below 0, for padding on the right without lengths
-        (which tokens are padding could not be known before the end), and for rows that do not end together.
+        Raises MethodRefused for another count of rows, for numbers that no position can be, for padding on the right
+        without lengths (which tokens are padding could not be known before the end), and for rows that do not end
+        together.
         """
         self._end_prompt()
         left = self._numbers(left_padding, "left_padding")
         right = self._numbers(right_padding, "right_padding")
         if lengths is None:
-            if any(right):
+            if right.any():
                 raise MethodRefused("padding on the right without the rows' lengths", hint=_HINT, field="lengths")
         else:
             due = self._numbers(lengths, "lengths")
-            ends = [sum(row) for row in zip(left, due, right, strict=True)]
+            ends = left + due + right
+            last = int(ends.max(initial=0))
             if right_padding is None:
-                right = [max(ends, default=0) - end for end in ends]
-                ends = [max(ends, default=0)] * self.count
-            if len(set(ends)) > 1:
-                raise MethodRefused(f"rows of a prompt end at {quoted(ends)}, not together", hint=_HINT)
-            self._due, self._right, self._coming = due, right, max(ends, default=0)
-        self.padding = [padding + more for padding, more in zip(self.padding, left, strict=True)]
-        self._skip = [skip + more for skip, more in zip(self._skip, left, strict=True)]
+                right = last - ends
+            elif not alike(ends):
+                raise MethodRefused(f"rows of a prompt end at {quoted(ends.tolist())}, not together", hint=_HINT)
+            self._due, self._right, self._coming = due, right, last
+        self.shift = self.shift + left
+        self._skip = self._skip + left
 
     def make_mask(self, tokens: int, return_array: bool = True, window_size: int | None = None) -> Any:
         """The mask for the next call of so many tokens, an array as mlx-lm's own twin would make it."""
         self._end_prompt()
-        offsets = [length - skip for length, skip in zip(self.lengths, self._skip, strict=True)]
-        return batch_masks.causal(offsets, self.columns, tokens, window_size)
+        return batch_masks.causal(self.held - self._skip, self.columns, tokens, window_size)
 
     def finalize(self) -> None:
         """The prompt with padding on the right is over. Nothing to do without one, or a second time."""
         if self._due is not None:
-            self.padding = [padding + right for padding, right in zip(self.padding, self._right, strict=True)]
-        self._due, self._right, self._coming = None, [0] * self.count, 0
+            self.shift = self.shift + self._right
+        self._due, self._right, self._coming = None, np.zeros_like(self.held), 0
 
     def take(self, tokens: int) -> Taken:
         """What of the next call of so many tokens is whose. Changes nothing."""
         self._end_prompt()
-        firsts = tuple(min(skip, tokens) for skip in self._skip)
-        counts = tuple(tokens - first for first in firsts)
+        firsts = np.minimum(self._skip, tokens)
+        counts = tokens - firsts
         if self._due is not None:
-            counts = tuple(min(count, due) for count, due in zip(counts, self._due, strict=True))
-        return Taken(firsts, counts, tuple(self.lengths))
+            counts = np.minimum(counts, self._due)
+        return Taken(firsts, counts, self.held)
 
     def advance(self, tokens: int) -> Taken:
         """Count the next call of so many tokens; what of it is whose."""
         taken = self.take(tokens)
-        self.lengths = [length + count for length, count in zip(self.lengths, taken.counts, strict=True)]
-        self._skip = [skip - first for skip, first in zip(self._skip, taken.firsts, strict=True)]
+        self.held = taken.ends
+        self._skip = self._skip - taken.firsts
         if self._due is not None:
-            self._due = [due - count for due, count in zip(self._due, taken.counts, strict=True)]
+            self._due = self._due - taken.counts
             self._coming -= tokens
         self.columns += tokens
         return taken
@@ -152,20 +186,20 @@ class Rows:
         """Forget the last tokens of every row, or all of a row that has fewer; how many of the longest."""
         self._end_prompt()
         tokens = max(0, min(self.longest, tokens))
-        self.lengths = [max(0, length - tokens) for length in self.lengths]
+        self.held = np.maximum(0, self.held - tokens)
         self.columns -= tokens
-        self.padding = [min(padding, self.columns) for padding in self.padding]
+        self.shift = np.minimum(self.shift, self.columns)
         return tokens
 
     def filter(self, keep: Any) -> list[int]:
         """Only these rows, a list of whole numbers or an array, in this order; the same as a list."""
         chosen = [int(row) for row in (keep.tolist() if hasattr(keep, "tolist") else keep)]
-        for name in ("lengths", "padding", "_skip", "_right"):
-            setattr(self, name, [getattr(self, name)[row] for row in chosen])
+        for name in ("held", "shift", "_skip", "_right"):
+            setattr(self, name, getattr(self, name)[chosen])
         if self._due is not None:
-            self._due = [self._due[row] for row in chosen]
-        least = min(self.padding, default=self.columns)
-        self.padding = [padding - least for padding in self.padding]
+            self._due = self._due[chosen]
+        least = int(self.shift.min()) if chosen else self.columns
+        self.shift = self.shift - least
         self.columns -= least
         return chosen
 
@@ -176,17 +210,17 @@ class Rows:
         if self._due is not None or other._due is not None:
             raise MethodRefused("rows cannot join in the middle of a padded prompt", hint="call finalize() first")
         columns = max(self.columns, other.columns)
-        sides = (self, other)
-        self.padding = [padding + columns - side.columns for side in sides for padding in side.padding]
-        self.lengths = [*self.lengths, *other.lengths]
-        self._skip = [*self._skip, *other._skip]
-        self._right = [0] * self.count
+        self.shift = np.concatenate([side.shift + columns - side.columns for side in (self, other)])
+        self.held = np.concatenate([self.held, other.held])
+        self._skip = np.concatenate([self._skip, other._skip])
+        self._right = np.zeros_like(self.held)
         self.columns = columns
 
     def describe(self) -> dict[str, Any]:
         """All of it as JSON takes it, for a saved state."""
-        held = {"lengths": self.lengths, "columns": self.columns, "padding": self.padding, "skip": self._skip}
-        return {**held, "due": self._due, "right": self._right, "coming": self._coming}
+        held = {"lengths": self.lengths, "columns": self.columns, "padding": self.padding, "skip": self._skip.tolist()}
+        due = None if self._due is None else self._due.tolist()
+        return {**held, "due": due, "right": self._right.tolist(), "coming": self._coming}
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> Rows:
@@ -200,8 +234,9 @@ class Rows:
         if len({len(numbers) for numbers in counted}) > 1:
             raise refusal(f"numbers for {[len(numbers) for numbers in counted]} rows")
         rows = cls(lists["lengths"])
-        rows.columns, rows.padding = columns, lists["padding"]
-        rows._skip, rows._right, rows._due, rows._coming = lists["skip"], lists["right"], due, coming
+        rows.columns, rows.shift, rows._coming = columns, ints(lists["padding"]), coming
+        rows._skip, rows._right = ints(lists["skip"]), ints(lists["right"])
+        rows._due = None if due is None else ints(due)
         return rows
 
     def _end_prompt(self) -> None:
@@ -209,14 +244,14 @@ class Rows:
         if self._due is not None and self._coming <= 0:
             self.finalize()
 
-    def _numbers(self, given: Any, field: str) -> list[int]:
+    def _numbers(self, given: Any, field: str) -> Ints:
         """Zeros where nothing is given."""
         if given is None:
-            return [0] * self.count
+            return np.zeros_like(self.held)
         numbers = [int(number) for number in (given.tolist() if hasattr(given, "tolist") else given)]
-        if len(numbers) != self.count or any(number < 0 for number in numbers):
+        if len(numbers) != self.count or any(not 0 <= number <= MOST_TOKENS for number in numbers):
             raise MethodRefused(f"{field} = {quoted(numbers)} for {self.count} rows", hint=_HINT, field=field)
-        return numbers
+        return ints(numbers)
 
 
 def _wholes(given: Any) -> list[int]:

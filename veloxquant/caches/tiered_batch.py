@@ -27,6 +27,7 @@ from veloxquant.errors import MethodRefused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from veloxquant.caches.rows import Ints
     from veloxquant.caches.tiered_part import Part
 
 
@@ -98,7 +99,7 @@ class BatchTieredKVCache:
                 hint="keep the engine's cache in layers that share K and V",
             )
         columns = tuple(self.key_part.recent), tuple(self.value_part.recent)
-        return self._handles(columns, tuple(length - 1 for length in self.rows.lengths), None)
+        return self._handles(columns, self.rows.held - 1, None)
 
     def prepare(self, **padding: Any) -> None:
         """What the coming calls bring: `left_padding`, `lengths`, `right_padding`, see `Rows.prepare`.
@@ -134,7 +135,7 @@ class BatchTieredKVCache:
     def extract(self, row: int) -> TieredKVCache:
         """One row as a cache of its own; the batch stays as it is."""
         cache = _single(self)
-        cache.offset = self.rows.lengths[row]
+        cache.offset = int(self.rows.held[row])
         if cache.offset:
             for mine, its in zip(self._parts, (cache.key_part, cache.value_part), strict=True):
                 its.restore(mine.row(row, self.layout.capacity(cache.offset) // mine.codec.tokens))
@@ -216,10 +217,8 @@ class BatchTieredKVCache:
         """Slots for what is packed of the longest row."""
         return self.layout.capacity(self.rows.longest) // part.codec.tokens
 
-    def _handles(
-        self, columns: Sequence[Any], firsts: tuple[int, ...], begins: tuple[int, ...] | None
-    ) -> tuple[BatchTiered, BatchTiered]:
-        sight = Sight(self.layout, firsts, tuple(self.rows.lengths), begins, int(columns[0][0].shape[2]))
+    def _handles(self, columns: Sequence[Any], firsts: Ints, begins: Ints | None) -> tuple[BatchTiered, BatchTiered]:
+        sight = Sight(self.layout, firsts, self.rows.held, begins, int(columns[0][0].shape[2]))
         keys, values = (
             BatchTiered(part.tier(held), sight, self.rows.columns)
             for part, held in zip(self._parts, columns, strict=True)

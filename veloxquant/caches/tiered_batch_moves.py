@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
 if TYPE_CHECKING:
-    from veloxquant.caches.rows import Taken
+    from veloxquant.caches.rows import Ints, Taken
     from veloxquant.caches.tiered_layout import Layout
 
 
@@ -28,31 +29,32 @@ class Moves:
     def __init__(self, layout: Layout, taken: Taken, tokens: int) -> None:
         self.layout, self.tokens = layout, tokens
         self.firsts, self.starts, self.offsets = taken.firsts, taken.starts, taken.offsets
-        self.ends = tuple(start + count for start, count in zip(taken.starts, taken.counts, strict=True))
-        group, spans = layout.group, [*zip(self.starts, self.ends, strict=True)]
-        self.groups = [
-            (row, at)
-            for row, (start, end) in enumerate(spans)
-            for at in range(layout.packed(start) // group, layout.packed(end) // group)
-        ]
-        """(row, index of a group) that the call completes."""
-        self.first = [start == 0 < end for start, end in spans]
+        self.ends = taken.ends
+        self.rows, self.longest = len(self.ends), int(self.ends.max(initial=0))
+        self.first = (self.starts == 0) & (self.ends > 0)
         """Whether a row has its first token here."""
-        self.sink = any(start < min(end, layout.sinks) for start, end in spans)
+        self.begin = bool(self.first.any())
+        """Whether some row does."""
+        self.sink = bool((self.starts < np.minimum(self.ends, layout.sinks)).any())
         """Whether some row has a token for the sinks."""
-        self.ring = [row for row, (start, end) in enumerate(spans) if end > max(start, layout.sinks)]
+        self.ring = (self.ends > np.maximum(self.starts, layout.sinks)).nonzero()[0]
         """Rows that have a token for the ring."""
+        self._before = layout.groups(self.starts)
+        """Groups of each row that were complete before the call."""
+        self._new = layout.groups(self.ends) - self._before
+        """Those that the call completes."""
+        self.groups = int(self._new.sum())
+        """The latter, of all rows."""
 
     @property
-    def begins(self) -> tuple[int, ...] | None:
+    def begins(self) -> Ints | None:
         """Position of the first recent column of each row; None where the columns are the ring's slots."""
-        return None if self.tokens == 1 else tuple(offset - self.layout.ring for offset in self.offsets)
+        return None if self.tokens == 1 else self.offsets - self.layout.ring
 
     @cached_property
     def first_tokens(self) -> tuple[Any, Any]:
         """The token of the call that is a row's first own one, (rows, 1), and whether it is at position 0, (rows,)."""
-        last = self.tokens - 1
-        return mx.array([[min(first, last)] for first in self.firsts]), mx.array(self.first)
+        return column(np.minimum(self.firsts, self.tokens - 1)), mx.array(self.first)
 
     @cached_property
     def sink_tokens(self) -> tuple[Any, Any]:
@@ -70,8 +72,8 @@ class Moves:
     @cached_property
     def ring_slots(self) -> tuple[Any, Any]:
         """For a call of one token: rows and slots that are written, (writing rows,) each."""
-        slots = [(self.starts[row] - self.layout.sinks) % self.layout.ring for row in self.ring]
-        return mx.array(self.ring), mx.array(slots)
+        slots = (self.starts[self.ring] - self.layout.sinks) % self.layout.ring
+        return mx.array(self.ring, dtype=mx.int32), mx.array(slots, dtype=mx.int32)
 
     @cached_property
     def ring_order(self) -> Any:
@@ -80,14 +82,21 @@ class Moves:
 
     def places(self, first: int, last: int) -> tuple[Any, Any, Any]:
         """Of some of `groups`: rows (k, 1), group indices (k, 1), and recent columns of the tokens (k, group)."""
-        rows = [row for row, _ in self.groups[first:last]]
-        at = mx.array([at for _, at in self.groups[first:last]])[:, None]
+        rows, indices = (numbers[first:last] for numbers in self._complete)
+        at = column(indices)
         columns = at * self.layout.group + mx.arange(self.layout.group)
         if self.begins is None:
             columns = columns % self.layout.ring
         else:
-            columns = columns + self.layout.sinks - column([self.begins[row] for row in rows])
-        return mx.array(rows)[:, None], at, columns
+            columns = columns + self.layout.sinks - column(self.begins[rows])
+        return column(rows), at, columns
+
+    @cached_property
+    def _complete(self) -> tuple[Ints, Ints]:
+        """Row and index of each group that the call completes, row by row."""
+        rows = np.repeat(np.arange(self.rows), self._new)
+        done = np.cumsum(self._new) - self._new  # by the rows before
+        return rows, np.arange(self.groups) + np.repeat(self._before - done, self._new)
 
     def _tokens(self, places: Any) -> tuple[Any, Any]:
         """The call's token at each position, (rows or 1, k), and whether it is the row's own."""
@@ -95,6 +104,6 @@ class Moves:
         return index, (places >= column(self.starts)) & (places < column(self.ends))
 
 
-def column(numbers: tuple[int, ...] | list[int]) -> Any:
+def column(numbers: Ints) -> Any:
     """int32 (count, 1)."""
     return mx.array(numbers, dtype=mx.int32)[:, None]

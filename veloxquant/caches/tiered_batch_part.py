@@ -29,7 +29,7 @@ class BatchPart(Part):
     def write_rows(self, x: Any, moves: Moves) -> Arrays:
         """The rows' own tokens of a call, x (rows, KV heads, n, width); the recent columns that its attention needs."""
         layout = moves.layout
-        if any(moves.first):
+        if moves.begin:
             self._start(x, moves)
         coded = self.recent_codec.encode(x, self.recent_fixed)
         if not self.recent:
@@ -43,7 +43,7 @@ class BatchPart(Part):
         else:
             before = (_taken(array, moves.ring_order) for array in self.recent)
             columns = tuple(mx.concatenate([old, new], axis=2) for old, new in zip(before, coded, strict=True))
-            if moves.ring:
+            if moves.ring.size:
                 self.recent = [_put(old, new, *moves.ring_tokens) for old, new in zip(self.recent, coded, strict=True)]
         if moves.groups:
             self._pack_groups(columns, x.dtype, moves)
@@ -92,10 +92,10 @@ class BatchPart(Part):
 
     def _write_slots(self, coded: Arrays, moves: Moves) -> None:
         """One token a row, for those rows whose token is none for the sinks and no padding."""
-        if not moves.ring:
+        if not moves.ring.size:
             return
         rows, slots = moves.ring_slots
-        every = len(moves.ring) == len(moves.ends)
+        every = moves.ring.size == moves.rows
         for buffer, new in zip(self.recent, coded, strict=True):
             buffer[rows, :, slots] = new[:, :, 0] if every else new[rows, :, 0]
 
@@ -106,9 +106,9 @@ class BatchPart(Part):
         """
         layout, slots = moves.layout, moves.layout.group // self.codec.tokens
         numbers = columns[0].shape[1] * max(self.codec.width, self.codec.space) * layout.group
-        size = max(1, ENCODE_NUMBERS // numbers) * len(moves.ends)
+        size = max(1, ENCODE_NUMBERS // numbers) * moves.rows
         after: Arrays = ()
-        for first in range(0, len(moves.groups), size):
+        for first in range(0, moves.groups, size):
             rows, at, places = moves.places(first, first + size)
             held = [mx.moveaxis(array[rows, :, places], 1, 2) for array in columns]
             held = mx.depends(held, list(after)) if after else held
@@ -116,7 +116,7 @@ class BatchPart(Part):
                 tuple(array[rows[:, 0]] for array in arrays) for arrays in (self.fixed, self.recent_fixed)
             )
             after = self.codec.encode(self.recent_codec.decode(tuple(held), recent_fixed, dtype), fixed)
-            self._fit(after, layout, max(moves.ends), len(moves.ends))
+            self._fit(after, layout, moves.longest, moves.rows)
             where = at * slots + mx.arange(slots)
             for buffer, new in zip(self.packed, after, strict=True):
                 buffer[rows, :, where] = mx.moveaxis(new, 2, 1)

@@ -10,9 +10,12 @@ packed, and the rest as the ring holds it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from veloxquant.caches.rows import Ints
 
 _MOST = 2**20
 UNIT = 32
@@ -49,6 +52,11 @@ class Layout(NamedTuple):
     def packed(self, tokens: int) -> int:
         """Tokens of a sequence of `tokens` that are packed."""
         return max(0, (tokens - self.sinks - self.recent) // self.group) * self.group
+
+    def groups(self, lengths: Ints) -> Ints:
+        """Packed groups of each row: `packed` of every length, in groups."""
+        beyond = lengths - (self.sinks + self.recent)
+        return (beyond > 0) * beyond // self.group
 
     def capacity(self, tokens: int) -> int:
         """Tokens that the packed buffers of a sequence of `tokens` have room for."""

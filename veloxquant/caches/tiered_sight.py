@@ -7,46 +7,64 @@ mask, else the length of its row. It sees sinks p < limit, packed tokens p < b, 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
+
+from veloxquant.caches.rows import alike, ints
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from veloxquant.caches.rows import Ints
     from veloxquant.caches.tiered_layout import Layout
 
 
-class Sight(NamedTuple):
-    """Positions of one call. Each tuple has a number for each row, or one for all rows where they are equal."""
+class Sight:
+    """Positions of one call. `firsts`, `lengths`, `starts`: a number for each row, or one for all where they are equal.
 
-    layout: Layout
-    firsts: tuple[int, ...]
-    """Position of the call's first query; negative where padding on the left is."""
-    lengths: tuple[int, ...]
-    """Tokens held, those of the call counted."""
-    starts: tuple[int, ...] | None
-    """Recent columns are in order from this position on; None: they are the ring's slots."""
-    columns: int
-    """Recent columns."""
+    The least and greatest are looked up once, as every block of attention asks for them.
+    """
 
-    @property
-    def longest(self) -> int:
+    def __init__(
+        self,
+        layout: Layout,
+        firsts: Sequence[int] | Ints,
+        lengths: Sequence[int] | Ints,
+        starts: Sequence[int] | Ints | None,
+        columns: int,
+    ) -> None:
+        self.layout = layout
+        self.firsts = ints(firsts)
+        """Position of the call's first query; negative where padding on the left is."""
+        self.lengths = ints(lengths)
+        """Tokens held, those of the call counted."""
+        self.starts = None if starts is None else ints(starts)
+        """Recent columns are in order from this position on; None: they are the ring's slots."""
+        self.columns = columns
+        """Recent columns."""
+        self.longest = int(self.lengths.max())
         """Tokens of the longest row."""
-        return max(self.lengths)
+        self._least, self._most = int(self.firsts.min()), int(self.firsts.max())
+        self._equal = self._least == self._most and alike(self.lengths)
 
     def boundaries(self, first: int, stop: int) -> tuple[int, int]:
         """Packed tokens seen by the queries first ... stop - 1: least and greatest over rows."""
         packed = self.layout.packed  # grows with the tokens
         held = packed(self.longest)
-        return min(held, packed(min(self.firsts) + first + 1)), min(held, packed(max(self.firsts) + stop))
+        return min(held, packed(self._least + first + 1)), min(held, packed(self._most + stop))
 
     def recent(self, first: int, stop: int, *, causal: bool) -> tuple[int, int]:
         """Recent columns that the queries first ... stop - 1 of some row may see: first and last + 1."""
         if self.starts is None:
             return 0, self.columns
-        sinks, packed = self.layout.sinks, self.layout.packed
-        spans = list(zip(self.firsts, self.starts, strict=True))
-        low = min(sinks + packed(row + first + 1) - start for row, start in spans)
-        high = max(row + stop - start for row, start in spans) if causal else self.columns
+        sinks = self.layout.sinks
+        group = self.layout.group
+        low = int((self.layout.groups(self.firsts + (first + 1)) * group - self.starts).min()) + sinks
+        high = int((self.firsts - self.starts).max()) + stop if causal else self.columns
         return max(0, min(low, self.columns)), max(0, min(high, self.columns))
 
     def places(self, first: int, stop: int) -> Any:
@@ -54,7 +72,7 @@ class Sight(NamedTuple):
         columns = mx.arange(first, stop)
         if self.starts is not None:
             return _column(self.starts) + columns
-        last = _column([length - 1 - self.layout.sinks for length in self.lengths])
+        last = _column(self.lengths - (1 + self.layout.sinks))
         return last - mx.remainder(last - columns, self.layout.ring) + self.layout.sinks
 
     def seen_from(self, first: int, stop: int) -> Any:
@@ -74,10 +92,9 @@ class Sight(NamedTuple):
 
         bool (rows or 1, queries, sinks + columns).
         """
-        equal = len({*self.firsts}) == len({*self.lengths}) == 1
-        if equal and self.starts is None and rows[1] - rows[0] == 1:
-            held, ring = self._held(self.firsts[0] + rows[0], sinks, causal=causal)
-            return mx.array([[held + ring[slice(*columns)]]])
+        if self._equal and self.starts is None and rows[1] - rows[0] == 1:
+            held, ring = self._held(self._least + rows[0], sinks, causal=causal)
+            return mx.array(np.concatenate([held, ring[slice(*columns)]])[None, None])
         limits = self.limits(*rows, causal=causal)
         places = self.places(*columns)[:, None]
         recent = (places >= self.seen_from(*rows)) & (places < limits)
@@ -86,13 +103,13 @@ class Sight(NamedTuple):
         first = mx.broadcast_to(mx.arange(sinks) < limits, (*recent.shape[:2], sinks))
         return mx.concatenate([first, recent], axis=-1)
 
-    def _held(self, position: int, sinks: int, *, causal: bool) -> tuple[list[bool], list[bool]]:
+    def _held(self, position: int, sinks: int, *, causal: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which sinks and which of the ring's slots one query sees where rows are equal: it needs no device."""
-        limit = position + 1 if causal else self.lengths[0]
-        ring = [False] * self.layout.ring
+        limit = position + 1 if causal else self.longest
+        ring = np.zeros(self.layout.ring, dtype=np.bool_)
         for low, high in self.layout.slots(self.layout.packed(position + 1), limit - self.layout.sinks):
-            ring[low:high] = [True] * (high - low)
-        return [place < limit for place in range(sinks)], ring
+            ring[low:high] = True
+        return np.arange(sinks) < limit, ring
 
 
 class Hiding:
@@ -175,5 +192,5 @@ def _where(seen: Any, scores: Any, rows: tuple[int, int]) -> Any:
     return mx.where(seen[:, None, None], _apart(scores, rows), -mx.inf).reshape(scores.shape)
 
 
-def _column(numbers: Any) -> Any:
+def _column(numbers: Ints) -> Any:
     return mx.array(numbers, dtype=mx.int32)[:, None]
