@@ -28,7 +28,7 @@ from veloxquant.ctl import checks_stores
 from veloxquant.measure import loading, sensitivity
 
 Run = Callable[..., Any]
-QUICK = ("--tokens", "140", "--draws", "1")
+QUICK = ("--tokens", "260", "--draws", "1")
 PROMPT = "one two three four five six seven eight nine ten. " * 14
 """700 tokens, of which some hundreds are packed."""
 
@@ -79,7 +79,7 @@ def test_json_is_the_calibration_itself(ctl: Run, folder: str, tmp_path: Path) -
     ((key, kept),) = store.known.items()
     told = value["calibration"]
     assert (value["schema"], told["model_id"], told["config_hash"]) == ("veloxquant.sensitivity/1", *key)
-    assert (told["tokens"], len(told["layers"])) == (140, 2)
+    assert (told["tokens"], len(told["layers"])) == (260, 2)
     assert told["text"].startswith(f"{text}, SHA-256 ")
     assert (told["engine_version"], told["mlx_version"]) == (kept.engine_version, mx.__version__)
     assert value["path"] == str(next(store.folder.iterdir()))
@@ -114,7 +114,7 @@ def test_a_short_text_and_a_missing_model_are_refused(ctl: Run, folder: str, tmp
     text = tmp_path / "text.txt"
     text.write_text("a few words")
     error = json.loads(ctl("sensitivity", folder, "--text", str(text), "--json").out)["error"]
-    assert "has 11 tokens: at least 128" in error["message"]
+    assert "has 11 tokens: at least 256" in error["message"]
     error = json.loads(ctl("sensitivity", str(tmp_path / "none"), "--json").out)["error"]
     assert error["name"] == "model_not_found"
 
