@@ -21,7 +21,7 @@ from veloxquant.caches.engine import cache_module
 from veloxquant.caches.evicting_attention import Call, Coming
 from veloxquant.caches.evicting_slots import Slots
 from veloxquant.caches.eviction import STRIDE, Rule
-from veloxquant.caches.rows import Taken
+from veloxquant.caches.rows import Taken, spread
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Evicting:
 
     def _take(self, keys: Any, values: Any, taken: Taken) -> tuple[Coming, Coming]:
         """Handles of new tokens, (batch, KV heads, tokens, width); room for them is made."""
-        self.slots.grow(keys, values, self.rule.slots(int(taken.ends.max())))
+        self.slots.grow(keys, values, self.rule.slots(spread(taken.ends)[1]))
         self._call = Call(self.slots, self.rule, taken)
         return Coming(keys, self._call), Coming(values, self._call)
 

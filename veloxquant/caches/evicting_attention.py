@@ -13,7 +13,7 @@ import numpy as np
 from veloxquant.caches import batch_masks
 from veloxquant.caches.attention import Packed
 from veloxquant.caches.eviction import MOST, UNIT, Rule
-from veloxquant.caches.rows import Taken, alike
+from veloxquant.caches.rows import Taken, alike, spread
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Call:
         times = _times(segment, keys.shape[2])
         new = slots.coded(keys, values, times[:, None, :, None])
         slots.write(new, segment, rule.held_rows(segment.starts))
-        room = rule.slots(int(ends.max()))
+        room = rule.slots(spread(ends)[1])
         batch, heads, count, width = queries.shape
         rows = (batch, keys.shape[1], heads // keys.shape[1] * count)
         ready = slots.key_codec.ready((queries.astype(mx.float32) * scale).reshape(*rows, width), ())
@@ -190,7 +190,7 @@ def _cut(array: Any, segment: Taken) -> Any:
     """The segment's tokens of an array (batch, heads, n, width), from each row's first on; padding has any."""
     import mlx.core as mx
 
-    count, first, tokens = int(segment.counts.max()), int(segment.firsts[0]), array.shape[2]
+    count, first, tokens = spread(segment.counts)[1], int(segment.firsts[0]), array.shape[2]
     if alike(segment.firsts) and first + count <= tokens:
         return array if count == tokens else array[:, :, first : first + count]
     at = mx.minimum(mx.array(segment.firsts, dtype=mx.int32)[:, None] + mx.arange(count), tokens - 1)

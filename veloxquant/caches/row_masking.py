@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.caches import batch_masks
 from veloxquant.caches.masking import Mask
+from veloxquant.caches.rows import spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ class RowMask(Mask):
 
     def __init__(self, mask: Any, queries: Sequence[int], groups: int, seen: Seen) -> None:
         self._offsets, self._window = seen.offsets, None
-        self._least, self._most = int(seen.offsets.min()), int(seen.offsets.max())
+        self._least, self._most = spread(seen.offsets)
         said = batch_masks.made(mask) if mask is not None and not isinstance(mask, str) else None
         if said is not None:
             self._window = said.window

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from veloxquant.caches.rows import spread
+
 if TYPE_CHECKING:
     from veloxquant.caches.rows import Ints, Taken
     from veloxquant.caches.tiered_layout import Layout
@@ -30,7 +32,7 @@ class Moves:
         self.layout, self.tokens = layout, tokens
         self.firsts, self.starts, self.offsets = taken.firsts, taken.starts, taken.offsets
         self.ends = taken.ends
-        self.rows, self.longest = len(self.ends), int(self.ends.max(initial=0))
+        self.rows, self.longest = len(self.ends), spread(self.ends)[1]
         self.first = (self.starts == 0) & (self.ends > 0)
         """Whether a row has its first token here."""
         self.begin = bool(self.first.any())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from veloxquant.caches.rows import alike, ints
+from veloxquant.caches.rows import ints, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,10 +46,10 @@ class Sight:
         """Recent columns are in order from this position on; None: they are the ring's slots."""
         self.columns = columns
         """Recent columns."""
-        self.longest = int(self.lengths.max())
+        shortest, self.longest = spread(self.lengths)
         """Tokens of the longest row."""
-        self._least, self._most = int(self.firsts.min()), int(self.firsts.max())
-        self._equal = self._least == self._most and alike(self.lengths)
+        self._least, self._most = spread(self.firsts)
+        self._equal = self._least == self._most and shortest == self.longest
 
     def boundaries(self, first: int, stop: int) -> tuple[int, int]:
         """Packed tokens seen by the queries first ... stop - 1: least and greatest over rows."""
