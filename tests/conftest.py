@@ -45,3 +45,21 @@ def isolated_home(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return short_folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests of the conformance matrix recorded, in whichever process they ran.
+
+    Here and not in their folder: the process that spreads tests over others loads no conftest below this one.
+    """
+    reports = [one for many in terminalreporter.stats.values() for one in many if getattr(one, "when", "") == "call"]
+    recorded = [value for one in reports for name, value in one.user_properties if name == "conformance"]
+    if not recorded:
+        return
+    from veloxquant.ctl.terminal import columns
+    from veloxquant.measure.conformance import Outcome, report
+
+    outcomes = [Outcome(**value) for value in recorded]
+    terminalreporter.section(f"conformance ({report.LEGEND})")
+    for line in columns(report.rows(outcomes)):
+        terminalreporter.write_line(line)
