@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from veloxquant.caches import eviction, registration
+from veloxquant.caches import eviction, incoming, registration
 from veloxquant.caches import saved as saved_state
 from veloxquant.caches.engine import cache_module
 from veloxquant.caches.evicting_attention import Call, Coming
@@ -83,23 +83,14 @@ class Evicting:
         return Coming(keys, self._call), Coming(values, self._call)
 
     def _check(self, keys: Any, values: Any) -> None:
-        if not keys.shape[2]:
-            raise MethodRefused("a call without tokens", hint="call the model with at least one token")
         if self._call is not None and not self._call.done:
             raise MethodRefused(
                 "the tokens before were never attended to, which is when they are stored",
                 hint="choose another method for this model",
             )
-        for what, array, codec in (("keys", keys, self.slots.key_codec), ("values", values, self.slots.value_codec)):
-            if array.shape[-1] != codec.width:
-                raise MethodRefused(
-                    f"{what} of width {array.shape[-1]} for a cache of width {codec.width}", hint="plan for this model"
-                )
-        if self.slots.arrays and tuple(self.slots.arrays[0].shape[:2]) != tuple(keys.shape[:2]):
-            held, given = tuple(self.slots.arrays[0].shape[:2]), tuple(keys.shape[:2])
-            raise MethodRefused(
-                f"(batch, KV heads) = {given} for a cache that holds {held}", hint="use a fresh cache for each request"
-            )
+        incoming.check_widths(keys, values, self.slots.key_codec, self.slots.value_codec)
+        if self.slots.arrays:
+            incoming.check_held(keys, self.slots.arrays[0])
 
     def _described(self, **more: Any) -> str:
         """All but the arrays and the lengths, as a text."""

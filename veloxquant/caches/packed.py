@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.caches import registration
+from veloxquant.caches import incoming, registration
 from veloxquant.caches import saved as saved_state
 from veloxquant.caches.attention import Packed
 from veloxquant.caches.engine import cache_module
@@ -179,23 +179,9 @@ class PackedKVCache:
         return [mx.concatenate([old, more], axis=2) for old, more in zip(kept, room, strict=True)]
 
     def _check(self, keys: Any, values: Any) -> None:
-        check_widths(keys, values, self.key_codec, self.value_codec)
-        if self.keys and tuple(self.keys[0].shape[:2]) != tuple(keys.shape[:2]):
-            held, given = tuple(self.keys[0].shape[:2]), tuple(keys.shape[:2])
-            raise MethodRefused(
-                f"(batch, KV heads) = {given} for a cache that holds {held}", hint="use a fresh cache for each request"
-            )
-
-
-def check_widths(keys: Any, values: Any, key_codec: Codec, value_codec: Codec) -> None:
-    """Raises MethodRefused for a call without tokens and for arrays of other widths than the codecs'."""
-    if not keys.shape[2]:
-        raise MethodRefused("a call without tokens", hint="call the model with at least one token")
-    for what, array, codec in (("keys", keys, key_codec), ("values", values, value_codec)):
-        if array.shape[-1] != codec.width:
-            raise MethodRefused(
-                f"{what} of width {array.shape[-1]} for a cache of width {codec.width}", hint="plan for this model"
-            )
+        incoming.check_widths(keys, values, self.key_codec, self.value_codec)
+        if self.keys:
+            incoming.check_held(keys, self.keys[0])
 
 
 def refuse_unfit(*codecs: Codec) -> None:

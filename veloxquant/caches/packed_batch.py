@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.caches import registration
+from veloxquant.caches import incoming, registration
 from veloxquant.caches import saved as saved_state
 from veloxquant.caches.attention import Packed, attend
-from veloxquant.caches.packed import LAYOUT, PackedKVCache, check_saved, check_step, check_widths, encoded, refuse_unfit
+from veloxquant.caches.packed import LAYOUT, PackedKVCache, check_saved, check_step, encoded, refuse_unfit
 from veloxquant.caches.row_masking import RowMask, Seen
 from veloxquant.caches.row_store import RowStore
 from veloxquant.caches.rows import Rows
@@ -228,13 +228,8 @@ class BatchPackedKVCache:
         return int(self.key_store.stored[0].shape[1]) if self.key_store.stored else None
 
     def _check(self, keys: Any, values: Any) -> None:
-        check_widths(keys, values, self.key_store.codec, self.value_store.codec)
-        heads = self.heads() or keys.shape[1]
-        if (self.rows.count, heads) != tuple(keys.shape[:2]):
-            given, held = tuple(keys.shape[:2]), (self.rows.count, heads)
-            raise MethodRefused(
-                f"(rows, KV heads) = {given} for a batch of {held}", hint="filter or extend the batch first"
-            )
+        incoming.check_widths(keys, values, self.key_store.codec, self.value_store.codec)
+        incoming.check_rows(keys, self.rows.count, self.heads())
 
 
 def _refuse_foreign(cache: Any, ours: type) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from veloxquant.caches import registration
+from veloxquant.caches import incoming, registration
 from veloxquant.caches import saved as saved_state
 from veloxquant.caches.engine import cache_module
 from veloxquant.caches.float_codec import FloatCodec
@@ -112,12 +112,7 @@ class TieredKVCache:
     @property
     def state(self) -> tuple[Any, ...]:
         """All that makes the cache, for `mx.eval`, saving and loading: arrays, then whole numbers, then a text."""
-        parts = {"keys": self.key_part, "values": self.value_part}
-        text = {
-            name: {"codec": part.codec.describe(), "recent": part.recent_codec.describe()}
-            for name, part in parts.items()
-        }
-        described = json.dumps({"layout": LAYOUT, "tiers": list(self.layout), **text}, sort_keys=True)
+        described = json.dumps({"layout": LAYOUT, **described_tiers(self)}, sort_keys=True)
         return (*self.key_part.arrays, *self.value_part.arrays, self.offset, self._last, described)
 
     @state.setter
@@ -181,20 +176,18 @@ class TieredKVCache:
         return sum(int(array.nbytes) for group in groups for array in group)
 
     def _check(self, keys: Any, values: Any) -> None:
-        if not keys.shape[2]:
-            raise MethodRefused("a call without tokens", hint="call the model with at least one token")
-        for what, array, part in (("keys", keys, self.key_part), ("values", values, self.value_part)):
-            if array.shape[-1] != part.codec.width:
-                raise MethodRefused(
-                    f"{what} of width {array.shape[-1]} for a cache of width {part.codec.width}",
-                    hint="plan for this model",
-                )
-        held = self.key_part.recent
-        if held and tuple(held[0].shape[:2]) != tuple(keys.shape[:2]):
-            raise MethodRefused(
-                f"(batch, KV heads) = {tuple(keys.shape[:2])} for a cache that holds {tuple(held[0].shape[:2])}",
-                hint="use a fresh cache for each request",
-            )
+        incoming.check_widths(keys, values, self.key_part.codec, self.value_part.codec)
+        if self.key_part.recent:
+            incoming.check_held(keys, self.key_part.recent[0])
+
+
+def described_tiers(cache: TieredKVCache | BatchTieredKVCache) -> dict[str, Any]:
+    """Sizes of the tiers and the codecs of K and of V: what a state tells, and what rows of one batch must share."""
+    parts = {"keys": cache.key_part, "values": cache.value_part}
+    described = {
+        name: {"codec": part.codec.describe(), "recent": part.recent_codec.describe()} for name, part in parts.items()
+    }
+    return {"tiers": list(cache.layout), **described}
 
 
 def restored(saved: Saved, kind: type[_Part]) -> tuple[Layout, tuple[_Part, _Part]]:

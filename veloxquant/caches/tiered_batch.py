@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.caches import batch_masks, registration
+from veloxquant.caches import batch_masks, incoming, registration
 from veloxquant.caches import saved as saved_state
 from veloxquant.caches.limits import whole
 from veloxquant.caches.rows import Rows
-from veloxquant.caches.tiered import LAYOUT, TieredKVCache, restored
+from veloxquant.caches.tiered import LAYOUT, TieredKVCache, described_tiers, restored
 from veloxquant.caches.tiered_attention import Tier, Tiered
 from veloxquant.caches.tiered_batch_moves import Moves
 from veloxquant.caches.tiered_batch_part import BatchPart, refuse_unlike
@@ -182,7 +182,7 @@ class BatchTieredKVCache:
     @property
     def state(self) -> tuple[Any, ...]:
         """All that makes the batch: the arrays of K, of V, and a text."""
-        text = {**_like(self), "layout": LAYOUT, "rows": self.rows.describe(), "last": self._last}
+        text = {**described_tiers(self), "layout": LAYOUT, "rows": self.rows.describe(), "last": self._last}
         return (*self.key_part.arrays, *self.value_part.arrays, json.dumps(text, sort_keys=True))
 
     @state.setter
@@ -226,20 +226,9 @@ class BatchTieredKVCache:
         return keys, values
 
     def _check(self, keys: Any, values: Any) -> None:
-        if not keys.shape[2]:
-            raise MethodRefused("a call without tokens", hint="call the model with at least one token")
-        for what, array, part in (("keys", keys, self.key_part), ("values", values, self.value_part)):
-            if array.shape[-1] != part.codec.width:
-                raise MethodRefused(
-                    f"{what} of width {array.shape[-1]} for a cache of width {part.codec.width}",
-                    hint="plan for this model",
-                )
-        heads = self.key_part.recent[0].shape[1] if self.key_part.recent else keys.shape[1]
-        if (self.rows.count, heads) != tuple(keys.shape[:2]):
-            raise MethodRefused(
-                f"(rows, KV heads) = {tuple(keys.shape[:2])} for a batch of {(self.rows.count, heads)}",
-                hint="filter or extend the batch first",
-            )
+        incoming.check_widths(keys, values, self.key_part.codec, self.value_part.codec)
+        recent = self.key_part.recent
+        incoming.check_rows(keys, self.rows.count, recent[0].shape[1] if recent else None)
 
 
 def _empty(part: Part) -> BatchPart:
@@ -260,15 +249,6 @@ def _single(batch: BatchTieredKVCache) -> TieredKVCache:
     )
 
 
-def _like(cache: TieredKVCache | BatchTieredKVCache) -> dict[str, Any]:
-    """What caches must share to be rows of one batch."""
-    parts = {"keys": cache.key_part, "values": cache.value_part}
-    described = {
-        name: {"codec": part.codec.describe(), "recent": part.recent_codec.describe()} for name, part in parts.items()
-    }
-    return {"tiers": list(cache.layout), **described}
-
-
 def _tiered(cache: Any) -> Any:
     if not isinstance(cache, TieredKVCache | BatchTieredKVCache):
         name = type(cache).__name__
@@ -277,6 +257,6 @@ def _tiered(cache: Any) -> Any:
 
 
 def _refuse_unlike(batch: BatchTieredKVCache, other: Any) -> None:
-    ours, theirs = _like(batch), _like(_tiered(other))
+    ours, theirs = described_tiers(batch), described_tiers(_tiered(other))
     if ours != theirs:
         raise MethodRefused(f"caches of {ours} and of {theirs} in one batch", hint="build all caches of one plan")
