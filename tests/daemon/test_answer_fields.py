@@ -169,7 +169,8 @@ STATUS = {
     "requests": {"total": WHOLE, "by_method": OBJECT, "errors": OBJECT, "p50_ms": maybe(real), "p99_ms": maybe(real)},
     "cache": dict.fromkeys(("entries", "bytes", "hits", "misses"), WHOLE),
     "traces": dict.fromkeys(("running", "waiting", "done", "failed"), WHOLE),
-    "process": {"rss_bytes": maybe(WHOLE), "fds": maybe(WHOLE), "fd_limit": maybe(WHOLE), "engine_modules": of(list)},
+    "process": {"rss_bytes": maybe(WHOLE), "fds": maybe(WHOLE), "fd_limit": maybe(WHOLE), "engine_modules": of(list)}
+    | {"tasks": WHOLE},
     "warnings": of(list),
 }
 HELLO = dict.fromkeys(("server", "version"), TEXT) | dict.fromkeys(("protocol", "pid", "generation"), WHOLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 import threading
@@ -14,13 +15,14 @@ ENGINE_MODULES = ("mlx_lm", "transformers", "torch")
 
 
 def now() -> ProcessState:
-    """This process now. What the system does not tell is None."""
+    """This process now, from its event loop. What the system does not tell is None."""
     return ProcessState(
         rss_bytes=_rss_bytes(),
         fds=_open_files(),
         fd_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         threads=threading.active_count(),
         engine_modules=tuple(name for name in ENGINE_MODULES if name in sys.modules),
+        tasks=len(asyncio.all_tasks()),
     )
 
 

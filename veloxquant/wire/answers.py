@@ -154,6 +154,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     fd_limit: int | None
     threads: int
     engine_modules: tuple[str, ...]
+    tasks: int | None = None
+    """Unfinished tasks of the event loop, the one that answers included; a handful when no client waits."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
