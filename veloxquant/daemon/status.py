@@ -15,15 +15,22 @@ ENGINE_MODULES = ("mlx_lm", "transformers", "torch")
 
 
 def now() -> ProcessState:
-    """This process now, from its event loop. What the system does not tell is None."""
+    """This process now. What cannot be told is None: by the system, or of tasks outside the event loop."""
     return ProcessState(
         rss_bytes=_rss_bytes(),
         fds=_open_files(),
         fd_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         threads=threading.active_count(),
         engine_modules=tuple(name for name in ENGINE_MODULES if name in sys.modules),
-        tasks=len(asyncio.all_tasks()),
+        tasks=_tasks(),
     )
+
+
+def _tasks() -> int | None:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return None
 
 
 def _rss_bytes() -> int | None:
