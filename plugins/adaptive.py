@@ -6,8 +6,9 @@ time, each to whatever lowers the divergence most for its bytes, until the budge
 
 Keys are packed channel by channel in groups along tokens (KIVI, arXiv 2402.02750) in their classes, with refitted
 levels; values token by token behind a Hadamard rotation (QuaRot, 2404.00456), with one scale a group and unbiased
-levels (EDEN, 2108.08842). The first tokens stay in the model's format (2309.17453) and the recent ones in 8 bits. Each
-cache holds the order of its channels, a byte each.
+levels (EDEN, 2108.08842). The first tokens (2309.17453) and the recent ones stay in the model's format; recent ones
+of 8 bits (`recent_bits`) save bytes, but float noise, which differs with how a prompt is cut, may flip their levels.
+Each cache holds the order of its channels, a byte each.
 
 `bits` is the budget: mean stored bits a packed number over all packed layers, scales and biases included. With S sinks,
 R recent tokens and groups of G, of L tokens G x max(0, (L - S - R) // G) are packed, and S + R + G slots held besides.
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (64, 32)
 """Along the width: values and recent tokens have the widest that fits."""
-_BUDGETS = ((4.0, 192), (3.5, 192), (3.0, 128))
-"""Bits and recent tokens: where bits are few, more recent tokens would be taken from what is packed, and lose more."""
+_BUDGETS = ((4.0, 64), (3.5, 64), (3.0, 64))
+"""Bits and recent tokens."""
 _BITS_DEFAULT, _RECENT_DEFAULT, _SINKS_DEFAULT = 3.5, 128, 4
 _MOST_TOKENS = 2**16
 _WIDEST, _WIDEST_VALUE = 256, 2**13
 """Numbers of a key: a byte tells a channel. Of a value: what is rotated."""
 _MOST_CLASSES = 4
-_RECENT_BITS = 8
+_EIGHT = 8
+"""Bits of recent tokens that are not in the model's format."""
 _MOST_LETTERS = 220 * 2**10
 """Of all layers, base64: an answer of the daemon is at most 1 MiB, and three variants are planned with. 80 layers of 64
 KV heads of width 128 fit."""
@@ -53,15 +55,15 @@ _HARD_KL = (
     (5.0, 192, 0.000972),
 )
 """Mean KL in nats a token in the hard case of veloxquant.methods.priors, by stored bits a packed number and recent
-tokens, with 4 sinks and bits by a calibration of that model; really packed (bench/quality.py), but for the first, 2
-bits for all, which was simulated."""
-_RUN = frozenset(row[:2] for row in _HARD_KL[1:])
+tokens, those in 8 bits, with 4 sinks and bits by a calibration of that model; really packed (bench/quality.py), but for
+the first, 2 bits for all, which was simulated."""
+_RUN = frozenset((bits, recent, _EIGHT) for bits, recent, _ in _HARD_KL[1:])
 _MORE_RECENT = 1.25
 """What 64 more recent tokens divide the KL by, up to 256, and 64 fewer multiply it by: simulated, 0.00131 with 192 at
 3.683 bits and 0.00123 with 256 at 3.6, where 0.0017 and 0.0019 are expected with 128."""
 _NO_SINKS = 2.0
 """No sinks double the KL there; one does as well as four."""
-_BETWEEN = "SmolLM2-135M at 4,096 tokens, between really packed budgets (bench/quality.py; upper end)"
+_BETWEEN = "SmolLM2-135M at 4,096 tokens, between budgets really packed with recent tokens in 8 bits (upper end)"
 
 _STEP_ARRAYS = 8
 """Arrays of the scores of one query, there at once, as counted with MLX's allocator: classes' products are summed."""
@@ -76,6 +78,7 @@ class _Set(NamedTuple):
     group: int
     sinks: int
     recent: int
+    recent_bits: int
     keys: tuple[int, ...] | None
     """Bits of each class of channels."""
     values: tuple[int, ...] | None
@@ -104,7 +107,7 @@ class Adaptive(Method):
     idea = (
         "A few channels, heads and layers cause most of the divergence: bits go where a calibration found them worth."
     )
-    keeps = "The first tokens in the model's format, the most recent ones in 8 bits."
+    keeps = "The first tokens and the most recent ones, in the model's format (or the recent ones in 8 bits)."
     batchable = True
     trimmable = False
     fused_attention = True
@@ -119,7 +122,7 @@ class Adaptive(Method):
     def parameters(self) -> Sequence[Parameter]:
         """The budget, what is kept besides, and what a layer gets of the budget."""
         own = "between commas; a calibration sets them layer by layer"
-        recent = "recent tokens that are kept in 8 bits at least, a multiple of the group"
+        recent = "recent tokens that are kept at least, a multiple of the group; up to a group more comes and goes"
         return [
             Parameter(
                 name="bits", kind="float", default=_BITS_DEFAULT, low=2.5, high=9.0, help="stored bits a packed number"
@@ -129,6 +132,7 @@ class Adaptive(Method):
                 name="sinks", kind="int", default=_SINKS_DEFAULT, low=0, high=_MOST_TOKENS, help="first tokens kept"
             ),
             Parameter(name="recent", kind="int", default=_RECENT_DEFAULT, low=0, high=_MOST_TOKENS, help=recent),
+            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
             Parameter(name="keys", kind="str", help=f"bits of each class of key channels {own}"),
             Parameter(name="values", kind="str", help=f"bits of each KV head's values {own}"),
             Parameter(name="order", kind="str", help="the class of each head's channels, base64"),
@@ -190,8 +194,8 @@ class Adaptive(Method):
         ring = chosen.recent + chosen.group
         bits = 0.0
         for width, itemsize in ((part.key_width, part.key_itemsize), (part.value_width, part.value_itemsize)):
-            group = _fitting(width)
-            recent = _RECENT_BITS + 2 * 8 * itemsize / group if group else 8 * itemsize
+            group = _recent_group(width, chosen)
+            recent = _EIGHT + 2 * 8 * itemsize / group if group else 8 * itemsize
             bits += width * (chosen.sinks * 8 * itemsize + ring * recent)
         return round(part.heads * (bits / 8 + part.key_width))
 
@@ -220,7 +224,7 @@ class Adaptive(Method):
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
         hard = _hard_kl(chosen.bits, chosen.recent) * (1 if chosen.sinks else _NO_SINKS)
-        run = (chosen.bits, chosen.recent) in _RUN and chosen.sinks == _SINKS_DEFAULT
+        run = (chosen.bits, chosen.recent, chosen.recent_bits) in _RUN and chosen.sinks == _SINKS_DEFAULT
         return from_hard_case(hard, REALLY_PACKED if run else _BETWEEN)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
@@ -234,7 +238,7 @@ class Adaptive(Method):
         if chosen.keys is None or chosen.values is None or not chosen.order:
             raise _not_calibrated(f"layer {layer.index} has no bits for its channels and heads")
         recent = [
-            AffineCodec(width, _RECENT_BITS, _fitting(width)) if _fitting(width) else FloatCodec(width)
+            AffineCodec(width, _EIGHT, group) if (group := _recent_group(width, chosen)) else FloatCodec(width)
             for width in (part.key_width, part.value_width)
         ]
         classes = ",".join(map(str, chosen.keys))
@@ -301,6 +305,7 @@ def _chosen(variant: Variant) -> _Set:
         group=int(given.get("group") or 64),
         sinks=int(given["sinks"]) if given.get("sinks") is not None else _SINKS_DEFAULT,
         recent=int(given["recent"]) if given.get("recent") is not None else _RECENT_DEFAULT,
+        recent_bits=int(given.get("recent_bits") or 16),
         keys=_each(given.get("keys")),
         values=_each(given.get("values")),
         order=str(given.get("order") or ""),
@@ -333,6 +338,11 @@ def _packed_width(width: int) -> int:
 
 def _fitting(width: int) -> int:
     return next((group for group in _GROUPS if width % group == 0), 0)
+
+
+def _recent_group(width: int, chosen: _Set) -> int:
+    """Of recent tokens in 8 bits; 0 where they stay in the model's format."""
+    return _fitting(width) if chosen.recent_bits == _EIGHT else 0
 
 
 def _by_head(width: int, bits: tuple[int, ...]) -> Any:

@@ -9,9 +9,8 @@ errors vanish where attention averages and shrinking does not.
 groups of G tokens with a scale and a bias, and values token by token with one scale a group. With S sinks, R recent
 tokens, of L tokens G x max(0, (L - S - R) // G) are packed, and S + R + G slots are held besides, whatever L is.
 
-Recent tokens of 8 bits save 0.23 bits a number at 4,096 tokens, and cost next to nothing. Float noise, which differs
-with how a prompt is cut, flips one of their many levels now and then; who wants to rule that out sets `recent_bits` to
-16.
+Recent tokens stay in the model's format. With `recent_bits` of 8 they save 0.23 bits a number at 4,096 tokens and cost
+next to nothing, but float noise, which differs with how a prompt is cut, may then flip some of their many levels.
 
 MLX's CPU backend takes eight times as long for 3 and 5 bits as for 2, 4 and 8 where it does not transpose (per-channel
 keys, values), as it does for the engine's own cache.
@@ -32,7 +31,7 @@ from veloxquant.methods.priors import REALLY_PACKED, SIMULATED, from_hard_case
 from veloxquant.methods.workspace import MANY_ROWS, Tiers, in_blocks, in_tiers, query_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from veloxquant.methods import CachePart
 
@@ -47,7 +46,7 @@ _WIDEST = 2**13
 _LEAST_BLOCK = 16
 """As in veloxquant.caches.hadamard."""
 _EIGHT = 8
-"""Bits of recent tokens that are not floats."""
+"""Bits of recent tokens that are not in the model's format."""
 
 _HARD_KEY_KL = {2: 0.0525, 3: 0.0085, 4: 0.0019, 5: 0.0007, 6: 0.0003, 8: 0.0001}
 _HARD_VALUE_KL = {2: 0.0082, 3: 0.0022, 4: 0.0007, 5: 0.0003, 6: 0.0001, 8: 0.0001}
@@ -55,10 +54,14 @@ _HARD_VALUE_KL = {2: 0.0082, 3: 0.0022, 4: 0.0007, 5: 0.0003, 6: 0.0001, 8: 0.00
 as the cache works, with 4 sinks and 64 recent tokens: keys alone at 2 to 5 bits, values alone at 2 to 4; the others
 are extended by a factor of 2.7 a bit, as from 4 to 5, and end at the 0.0001 that recent tokens of 8 bits cost. Keys and
 values add up: 0.0022 and 0.0019 make 0.0041 where 0.0038 was seen, 0.0525 and 0.0082 make 0.061 where 0.064 was."""
-_HARD_KL = {(5, 4): 0.001208, (4, 3): 0.003667, (3, 2): 0.016207, (2, 2): 0.061203}
-"""The same model and tokens with caches really packed and recent tokens in 8 bits (bench/quality.py on a CUDA GPU, K
-and V in float16), which hold 5.00, 4.04, 3.07 and 2.58 bits a number there. With recent tokens in the model's format
-they hold 0.23 bits more and lose a little less."""
+_HARD_KL = {(5, 4, 8): 0.001208, (4, 3, 8): 0.003667, (3, 2, 8): 0.016207, (2, 2, 8): 0.061203}
+"""The same model and tokens by (bits of keys, bits of values, bits of recent tokens), with caches really packed
+(bench/quality.py on a CUDA GPU, K and V in float16), which hold 5.00, 4.04, 3.07 and 2.58 bits a number there. With
+recent tokens in the model's format they hold 0.23 bits more and lose a little less."""
+_RECENT_IN_EIGHT = (
+    "SmolLM2-135M at 4,096 tokens, really packed with recent tokens in 8 bits (bench/quality.py, K and V in float16; "
+    "upper end)"
+)
 
 _HARD_TOKEN_KEY_KL = {2: 1.2, 3: 0.23, 4: 0.057, 5: 0.0155, 6: 0.0048, 8: 0.0004}
 _HARD_TOKEN_VALUE_KL = {2: 0.093, 3: 0.0225, 4: 0.0059, 5: 0.0015, 6: 0.0004, 8: 0.0001}
@@ -79,7 +82,7 @@ class _Set(NamedTuple):
     group: int = 64
     sinks: int = 4
     recent: int = 64
-    recent_bits: int = 8
+    recent_bits: int = 16
     seed: int = 0
 
 
@@ -88,10 +91,10 @@ class Rotated(Method):
 
     name = "rotated"
     version = "1"
-    summary = "Hadamard-rotated per-channel keys and per-token values on MLX's own kernels, recent tokens in 8 bits"
+    summary = "Hadamard-rotated per-channel keys and per-token values on MLX's own kernels, recent tokens kept"
     paper = "2404.00456"
     idea = "A rotation spreads loud channels over all, so that a few unbiased levels fit every number."
-    keeps = "The first tokens in the model's format; the most recent ones in 8 bits, or in the model's format too."
+    keeps = "The first tokens and the most recent ones, in the model's format (or the recent ones in 8 bits)."
     batchable = True
     trimmable = False
     fused_attention = True
@@ -118,7 +121,7 @@ class Rotated(Method):
             *_shared_parameters("tokens of a group of keys; values have the widest group along the width up to it"),
             Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
             Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
-            Parameter(name="recent_bits", kind="int", default=8, choices=(8, 16), help="16: the model's own format"),
+            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
         ]
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
@@ -175,8 +178,11 @@ class Rotated(Method):
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
         added = _HARD_KEY_KL[chosen.key_bits] + _HARD_VALUE_KL[chosen.value_bits]
-        hard = _HARD_KL.get((chosen.key_bits, chosen.value_bits), added)
-        return from_hard_case(hard, REALLY_PACKED if _run(chosen, _HARD_KL) else SIMULATED)
+        for recent_bits, source in ((chosen.recent_bits, REALLY_PACKED), (_EIGHT, _RECENT_IN_EIGHT)):
+            hard = _HARD_KL.get((chosen.key_bits, chosen.value_bits, recent_bits))
+            if hard is not None:
+                return from_hard_case(hard, source if _planned(chosen) else SIMULATED)
+        return from_hard_case(added, SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""
@@ -239,7 +245,8 @@ class RotatedToken(Rotated):
         chosen = _chosen(variant)
         added = _HARD_TOKEN_KEY_KL[chosen.key_bits] + _HARD_TOKEN_VALUE_KL[chosen.value_bits]
         hard = _HARD_TOKEN_KL.get((chosen.key_bits, chosen.value_bits), added)
-        return from_hard_case(hard, REALLY_PACKED if _run(chosen, _HARD_TOKEN_KL) else SIMULATED)
+        run = (chosen.key_bits, chosen.value_bits) in _HARD_TOKEN_KL and _planned(chosen)
+        return from_hard_case(hard, REALLY_PACKED if run else SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh PackedKVCache. Raises InvalidParams or MethodRefused for what is refused."""
@@ -272,10 +279,9 @@ def _chosen(variant: Variant) -> _Set:
     return _Set(**{name: int(variant.params[name]) for name in _Set._fields if variant.params.get(name) is not None})
 
 
-def _run(chosen: _Set, figures: Mapping[tuple[int, int], float]) -> bool:
-    """Whether these very caches were measured: what is planned with has defaults for all but bits."""
-    bits = (chosen.key_bits, chosen.value_bits)
-    return bits in figures and chosen._replace(seed=0) == _Set(*bits)
+def _planned(chosen: _Set) -> bool:
+    """Whether all but bits have defaults, as in what is planned with and was run; the seed does not matter."""
+    return chosen[2:5] == _Set()[2:5]
 
 
 _MOST_GROUP = 64

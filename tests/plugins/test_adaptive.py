@@ -75,7 +75,9 @@ def dealt(asked: Variant, parts: dict[int, Any], known: Calibration | None = Non
 
 
 @pytest.mark.parametrize(
-    "params", [{"bits": 4.0}, {"bits": 4.25, "group": 32, "recent": 32, "sinks": 0}, {"group": 128}], ids=str
+    "params",
+    [{"bits": 4.0}, {"bits": 4.25, "group": 32, "recent": 32, "sinks": 0, "recent_bits": 8}, {"group": 128}],
+    ids=str,
 )
 @pytest.mark.parametrize(("itemsize", "dtype"), [(4, mx.float32), (2, mx.bfloat16)])
 def test_declared_bytes_are_the_bytes_the_built_cache_holds(
@@ -234,14 +236,20 @@ def test_a_number_costs_its_code_and_its_scales() -> None:
 
 
 def test_the_prior_follows_its_figures() -> None:
-    """Each with its own bits and recent tokens; 64 more divide by 1.25, no sinks double, more bits never lose more."""
+    """Each with its own bits and recent tokens; 64 more divide by 1.25, no sinks double, more bits never lose more.
+
+    What was run, was run with recent tokens in 8 bits, and only those are said to be.
+    """
     for bits, recent, hard in adaptive._HARD_KL:
         assert METHOD.quality_prior(variant(bits=bits, recent=recent)).high == pytest.approx(hard)
         assert METHOD.quality_prior(variant(bits=bits, recent=recent + 64)).high == pytest.approx(hard / 1.25)
         assert METHOD.quality_prior(variant(bits=bits, recent=recent, sinks=0)).high == pytest.approx(2 * hard)
     priors = [METHOD.quality_prior(variant(bits=bits)).kl_mean for bits in np.linspace(2.5, 9, 40)]
     assert priors == sorted(priors, reverse=True)
-    assert "between" in METHOD.quality_prior(variant(bits=3.25)).source
+    for bits, recent, packed in ((3.25, 128, False), (4.0, 192, True)):
+        eight, own = (METHOD.quality_prior(variant(bits=bits, recent=recent, recent_bits=each)) for each in (8, 16))
+        assert ("between" in eight.source) != packed
+        assert "between" in own.source
 
 
 def test_every_figure_passes_the_checks_of_a_plugin() -> None:
