@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WANTED_FILES = 8192
 BACKLOG = 512
 PROBE_S = 1.0
-_LOCK_WAIT_S = 0.1
+LOCK_WAIT_S = 0.1
 _PID_WAIT_S = 0.3
 
 
@@ -73,11 +73,11 @@ def private_folder(folder: Path) -> None:
 class Lock:
     """The right to serve one socket path, held until `release` or the end of the process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait_s: float = LOCK_WAIT_S) -> None:
         """Take it and write our pid into it. Raises AlreadyRunning naming the holder, SocketRefused."""
         self.path = path
         self._fd = self._open()
-        if not self._take():
+        if not self._take(wait_s):
             holder = self._holder()
             os.close(self._fd)
             raise AlreadyRunning(
@@ -109,9 +109,9 @@ class Lock:
             f"the lock {self.path} is not a plain file of yours", hint="move it away", field="socket.path"
         )
 
-    def _take(self) -> bool:
+    def _take(self, wait_s: float) -> bool:
         """Try for a moment: a worker that a dying daemon was just starting holds the lock until it has started."""
-        ends = time.monotonic() + _LOCK_WAIT_S
+        ends = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,6 +183,8 @@ class Listener:
     path: Path
     device: int
     inode: int
+    activated: bool = False
+    """A service manager made it, and goes on listening when we end."""
 
     def still_ours(self) -> bool:
         """The file at the path is the one we made."""
@@ -193,8 +195,11 @@ class Listener:
         return (facts.st_dev, facts.st_ino) == (self.device, self.inode)
 
     def close(self) -> None:
-        """Remove the file if it is still ours, then stop listening; so no client meets a dead socket."""
-        if self.still_ours():
+        """Remove the file if it is ours still, then stop listening, so that no client meets a dead socket.
+
+        A service manager's file stays: clients wait there for whoever is started next.
+        """
+        if not self.activated and self.still_ours():
             with contextlib.suppress(OSError):  # somebody was quicker, or the disk is read-only now
                 self.path.unlink()
         self.socket.close()

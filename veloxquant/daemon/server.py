@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant import local, paths
 from veloxquant.config import load, socket_of
-from veloxquant.daemon import lifecycle, log, peer
+from veloxquant.daemon import activation, lifecycle, log, peer
 from veloxquant.daemon.application import Application
 from veloxquant.daemon.connection import Connection, Patience
 from veloxquant.daemon.dispatch import Dispatch
@@ -38,10 +38,17 @@ if TYPE_CHECKING:
     from veloxquant.local import World
 
 ACCEPT_PAUSE_S = 0.1
+SUCCESSION_S = 12.0
+"""From a socket taken over to the end of the daemon that had it: noticing (SELF_CHECK_S), then at most 5 s."""
+SELF_CHECK_S = 5.0
+"""One stat each; a fifth of a wake-up a second is what it costs."""
+LOST_DRAIN_S = 2.0
+"""Whose socket is gone lets clients finish for so long at most, whatever daemon.drain_s says."""
 SPARE_FILES = 48
 """Files kept for everything but clients: records, models, workers' pipes, the log."""
 TOUCH_S = 12 * 3600.0
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+LOST = "socket lost"
 _CLOSE_S = 0.5
 _FAILED = 1
 
@@ -51,7 +58,7 @@ class Timing:
     """The daemon's own clocks, in seconds; tests make them shorter."""
 
     patience: Patience = field(default_factory=Patience)
-    self_check_s: float = 60.0
+    self_check_s: float = SELF_CHECK_S
 
 
 async def serve(
@@ -73,10 +80,14 @@ async def serve(
     path = socket_of(config)
     lifecycle.private_folder(path.parent)
     with contextlib.ExitStack() as cleanup:
-        cleanup.callback(lifecycle.Lock(paths.lock_path(path)).release)
+        given = activation.inherited(path)
+        if given is not None:
+            cleanup.callback(given.close)
+        # A manager's socket has taken the place of a daemon started by hand, which notices and goes: clients can wait.
+        wait_s = lifecycle.LOCK_WAIT_S if given is None else SUCCESSION_S
+        cleanup.callback(lifecycle.Lock(paths.lock_path(path), wait_s).release)
         world, feed = await in_daemon_thread(_first_world, config)
-        lifecycle.remove_stale(path)
-        listener = cleanup.enter_context(contextlib.closing(lifecycle.listen(path)))
+        listener = given or cleanup.enter_context(contextlib.closing(_own_listener(path)))
         app = Application(world, feed, socket=path, config_path=config_path, read_config=read_config)
         idle_s = config.daemon.idle_timeout_s
         timing = timing or Timing(patience=Patience(idle_s=idle_s))
@@ -109,6 +120,7 @@ class Server:
             "daemon.ready",
             socket=str(self._listener.path),
             pid=os.getpid(),
+            activated=self._listener.activated,
             generation=self.app.state.generation,
             took_ms=round((time.monotonic() - began) * 1000),
         )
@@ -197,7 +209,7 @@ class Server:
             await asyncio.sleep(self._timing.self_check_s)
             if not self._listener.still_ours():
                 log.event("socket.lost", logging.ERROR, socket=str(self._listener.path))
-                self.app.ask_to_stop("socket lost")
+                self.app.ask_to_stop(LOST)
                 return
             if time.monotonic() - self._touched_at > TOUCH_S:
                 # macOS removes what was not touched for days from its temporary folders.
@@ -218,7 +230,7 @@ class Server:
         for client in list(self.app.clients):
             client.finish()
         try:
-            async with asyncio.timeout(self.app.config.daemon.drain_s):
+            async with asyncio.timeout(self._drain_s()):
                 await self.app.clients.nobody.wait()
         except TimeoutError:
             log.event("clients.abandoned", logging.WARNING, clients=len(self.app.clients))
@@ -229,10 +241,19 @@ class Server:
                 await self.app.close()
         log.event("daemon.stopped")
 
+    def _drain_s(self) -> float:
+        wanted = self.app.config.daemon.drain_s
+        return min(wanted, LOST_DRAIN_S) if self.app.stop_reason == LOST else wanted
+
 
 def _log_failure(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What asyncio would print: into the log, with the error it is about."""
     log.event("loop.failed", logging.ERROR, text=context.get("message"), error=repr(context.get("exception")))
+
+
+def _own_listener(path: Path) -> Listener:
+    lifecycle.remove_stale(path)
+    return lifecycle.listen(path)
 
 
 def _first_world(config: Config) -> tuple[World, RecordFeed]:
