@@ -42,46 +42,43 @@ def inherited(
     The variables that announced it are taken out of `env`, so that no worker takes them for its own. `library` is the C
     library on macOS, None for the real one. Raises SocketRefused for a socket that is not the private one of `path`.
     """
-    descriptors = _from_launchd(library) if platform == "darwin" else _from_systemd(env)
-    if not descriptors:
-        return None
-    if len(descriptors) > 1:
-        _refuse(
-            f"the service manager hands over {len(descriptors)} sockets, one is served",
-            "leave one ListenStream (systemd) or one entry of Sockets (launchd)",
-        )
-    return _adopt(path, descriptors[0])
+    descriptor = _from_launchd(library) if platform == "darwin" else _from_systemd(env)
+    return None if descriptor is None else _adopt(path, descriptor)
 
 
-def _from_systemd(env: MutableMapping[str, str]) -> list[int]:
-    """The descriptors that are announced to this very process."""
-    announced = [env.pop(name, "") for name in _VARIABLES]
-    pid, count = announced[:2]
-    if not pid or not count or pid != str(os.getpid()):
-        return []  # left over from a parent: they are not for us
-    if not count.isascii() or not count.isdigit() or len(count) > len("1024"):
-        _refuse(f"LISTEN_FDS is {count!r}, not a count of sockets", "start it from a socket unit, or without one")
-    return list(range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count)))
+def _from_systemd(env: MutableMapping[str, str]) -> int | None:
+    """sd_listen_fds(3): the one descriptor that is announced to this very process."""
+    pid, count, _names = [env.pop(name, "") for name in _VARIABLES]
+    if pid != str(os.getpid()):
+        return None  # absent, or left over from a parent: not for us
+    if count != "1":
+        _refuse(f"LISTEN_FDS is {count!r}: one socket is served", "leave one ListenStream in the socket unit")
+    return FIRST_DESCRIPTOR
 
 
-def _from_launchd(library: Any | None) -> list[int]:
+def _from_launchd(library: Any | None) -> int | None:
     """launch_activate_socket(3): 0 and an array to be freed, or an errno. Not run on a Mac."""
     system = ctypes.CDLL(None) if library is None else library
     activate = getattr(system, "launch_activate_socket", None)
     if activate is None:
-        return []
+        return None
     found, count = ctypes.POINTER(ctypes.c_int)(), ctypes.c_size_t(0)
     error = activate(ctypes.c_char_p(LAUNCHD_NAME), ctypes.byref(found), ctypes.byref(count))
     if error in _NOT_ACTIVATED:
-        return []
+        return None
     if error:
         _refuse(
             f"launchd does not hand over the socket {LAUNCHD_NAME.decode()!r}: {os.strerror(error)}",
             "load the agent again: veloxquantctl service install",
         )
-    descriptors = [found[number] for number in range(count.value)]
+    descriptors: list[int] = [found[number] for number in range(count.value)]
     system.free(found)
-    return descriptors
+    if len(descriptors) != 1:
+        _refuse(
+            f"launchd hands over {len(descriptors)} sockets named {LAUNCHD_NAME.decode()!r}: one is served",
+            "leave one entry of that name under Sockets in the plist",
+        )
+    return descriptors[0]
 
 
 def _adopt(path: Path, descriptor: int) -> Listener:
