@@ -20,14 +20,18 @@
     ├── StoreError             the benchmark directory
     │   ├── RecordInvalid      record_invalid
     │   └── StoreUnavailable   store_unavailable
-    └── DaemonError            the daemon and its socket
-        ├── SocketRefused      socket_refused
-        ├── AlreadyRunning     already_running         exit 75
-        ├── NotRunning         not_running             exit 3
-        ├── NotAnswering       timeout                 exit 4
-        ├── Overloaded         overloaded              exit 4
-        ├── ShuttingDown       shutting_down           exit 4
-        └── PlanNotFound       plan_not_found
+    ├── DaemonError            the daemon and its socket
+    │   ├── SocketRefused      socket_refused
+    │   ├── AlreadyRunning     already_running         exit 75
+    │   ├── NotRunning         not_running             exit 3
+    │   ├── NotAnswering       timeout                 exit 4
+    │   ├── Overloaded         overloaded              exit 4
+    │   ├── ShuttingDown       shutting_down           exit 4
+    │   └── PlanNotFound       plan_not_found
+    └── ServiceError           the background agent
+        ├── ServiceUnavailable service_unavailable     exit 1
+        ├── ServiceRefused     service_refused         exit 2
+        └── ServiceFailed      service_failed          exit 1
 
 `name` is stable and travels over the socket; the message says what and why; `hint` says what to do next.
 """
@@ -256,3 +260,32 @@ class PlanNotFound(DaemonError):
     name = "plan_not_found"
     rpc_code = -32047
     exit_code = 1
+
+
+class ServiceError(VeloxError):
+    """The background agent: launchd's or systemd's."""
+
+    rpc_code = -32050
+    exit_code = 1
+
+
+class ServiceUnavailable(ServiceError):
+    """This user has no launchd and no systemd that could run an agent."""
+
+    name = "service_unavailable"
+    rpc_code = -32051
+
+
+class ServiceRefused(ServiceError):
+    """What was asked cannot be installed or removed: a program that does not run, a file that is not ours."""
+
+    name = "service_refused"
+    rpc_code = -32052
+    exit_code = 2
+
+
+class ServiceFailed(ServiceError):
+    """The manager did not do what it was asked to do; the message has its words and what they mean."""
+
+    name = "service_failed"
+    rpc_code = -32053
