@@ -8,11 +8,12 @@ importing this package once, and each plugin then costs a fork and its own impor
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
+
+from veloxquant import environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ def examine(plugins: Sequence[Plugin], limits: Limits) -> tuple[Verdict, ...]:
             capture_output=True,
             timeout=_START_S + each * len(plugins),
             check=False,
-            env={name: value for name, value in os.environ.items() if name != "VELOXQUANT_TRACE_HOOKS"},
+            env={name: value for name, value in environment.known().items() if name != "VELOXQUANT_TRACE_HOOKS"},
         )
         verdicts = [Verdict(**answer) for answer in json.loads(done.stdout)]
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:

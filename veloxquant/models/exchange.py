@@ -48,6 +48,8 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     """The engine's own caches; always the first line of an answer that is no failure."""
 
     profile: ModelProfile
+    network: str = ""
+    """What kept the worker from the network: see trace_worker.confinement."""
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from veloxquant import environment
 from veloxquant.models import bounded
 from veloxquant.models.exchange import Failed, Probed, Traced, TraceRequest, decode_answers
 from veloxquant.profiles.model import CacheLayer, KeptLayer, Probe
@@ -26,6 +27,13 @@ _BOOT = (
 """The worker sees the packages this process sees, installed or not."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _CPU_SLACK_S = 10
+_FENCES = {
+    "namespace": "a network namespace of its own",
+    "sandbox": "the system's sandbox",
+    "audit": "audit hooks alone, since the system grants no namespace",
+}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class Trace:
 
     profile: ModelProfile | None = None
     failed: Failed | None = None
+    network: str = ""
+    """What kept the worker from the network, "" when it never said."""
     died: str = ""
     """Why there is no whole answer, as a clause: "was killed by SIGSEGV"."""
 
@@ -61,7 +71,7 @@ def trace(request: TraceRequest, *, timeout_s: float) -> Trace:
             break
         answer = _ask(msgspec.structs.replace(request, probes=left), seconds)
         probes += answer.profile.probes if answer.profile is not None else ()
-    return Trace(profile=msgspec.structs.replace(profile, probes=tuple(probes)), died=died)
+    return Trace(profile=msgspec.structs.replace(profile, probes=tuple(probes)), network=answer.network, died=died)
 
 
 def _ask(request: TraceRequest, timeout_s: float) -> Trace:
@@ -71,7 +81,7 @@ def _ask(request: TraceRequest, timeout_s: float) -> Trace:
         request=msgspec.json.encode(limited) + b"\n",
         timeout_s=timeout_s,
         memory_limit_bytes=request.memory_limit_bytes,
-        env={**os.environ, **_OFFLINE},
+        env={**environment.known(), **_OFFLINE},
     )
     return replace(_answer(outcome), died=_clause(outcome))
 
@@ -84,7 +94,8 @@ def _answer(outcome: Outcome) -> Trace:
     if not isinstance(first, Traced):
         return Trace()
     probes = tuple(answer.probe for answer in answers[1:] if isinstance(answer, Probed))
-    return Trace(profile=msgspec.structs.replace(first.profile, probes=probes))
+    _log.info("a model was traced without network by %s", _FENCES.get(first.network, "nothing that it named"))
+    return Trace(profile=msgspec.structs.replace(first.profile, probes=probes), network=first.network)
 
 
 def _clause(outcome: Outcome) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from veloxquant.models.exchange import Failed, TraceRequest
+from veloxquant.models.exchange import Failed, Traced, TraceRequest
+from veloxquant.models.trace_worker.confinement import confine
 
 
 def main() -> None:
@@ -18,8 +19,7 @@ def main() -> None:
     answer_fd = int(sys.argv[1])
     os.set_inheritable(answer_fd, False)  # noqa: FBT003 -- positional only
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=TraceRequest)
-    _limit(request)
-    sys.addaudithook(_forbid)
+    fence = confine(request.cpu_limit_s, request.memory_limit_bytes)
     threading.Thread(target=_go_with_parent, daemon=True).start()
     try:
         from veloxquant.models.trace_worker.tracing import answers
@@ -30,35 +30,7 @@ def main() -> None:
         _write(answer_fd, missing)
         return
     for answer in answers(request):
-        _write(answer_fd, answer)
-
-
-def _limit(request: TraceRequest) -> None:
-    """Limits the system enforces: CPU seconds, no core file, and on Linux the bytes that can be written to.
-
-    Address space is no measure: MLX and the thread stacks reserve far more than they use.
-    """
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CPU, (request.cpu_limit_s, request.cpu_limit_s))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        limit = request.memory_limit_bytes
-        with contextlib.suppress(ValueError, OSError):  # a lower limit was set from outside
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-_FORBIDDEN = frozenset(
-    {"socket.connect", "socket.getaddrinfo", "socket.sendto", "pickle.find_class"}
-    | {"os.fork", "os.forkpty", "os.system", "os.exec"}
-)
-"""Audit events (docs.python.org/3/library/audit_events.html). A copy of the process would hold memory of its own."""
-
-
-def _forbid(event: str, _: tuple[Any, ...]) -> None:
-    """No network, no pickles and no copies of itself, whatever a model module or a plugin tries."""
-    if event in _FORBIDDEN:
-        raise PermissionError(f"{event} is not allowed while tracing a model")
+        _write(answer_fd, msgspec.structs.replace(answer, network=fence) if isinstance(answer, Traced) else answer)
 
 
 def _go_with_parent() -> None:
