@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, g
 import msgspec
 from msgspec import Meta
 
-from veloxquant import paths, units
+from veloxquant import ownership, paths, units
 from veloxquant.errors import MAX_WHOLE, ConfigInvalid, InvalidParams, quoted
 
 if TYPE_CHECKING:
@@ -132,7 +132,10 @@ def load(
     `flags` maps dotted keys to values; None means not given. Raises ConfigInvalid naming the key or the line.
     """
     values: dict[str, Any] = {}
-    for key, origin, value in (*_file_layer(path, env), *_env_layer(env), *_flag_layer(flags or {})):
+    file = _file_layer(path, env) if with_file else ()
+    for key, origin, value in (*file, *_env_layer(env), *_flag_layer(flags or {})):
+    *,
+    with_file: bool = True,
         values[key] = _leaf(key, origin, value, env)
     sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     for key, value in values.items():
@@ -264,7 +267,10 @@ def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
 
 
 def _read_private(place: Path, *, required: bool) -> bytes | None:
-    """The file's bytes, None when it is absent and need not exist. Refused unless only we (or root) can write it."""
+    """The file's bytes, None when it is absent and need not exist.
+
+    Refused when anybody but us and root can write it, or a folder on the way to it.
+    """
     try:
         # Non-blocking, so that a pipe at this path cannot hang the daemon's start.
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -287,8 +293,12 @@ def _check_private(place: Path, facts: os.stat_result) -> None:
         _refuse_file(place, "is not a file", "name a TOML file")
     if facts.st_uid not in (os.geteuid(), 0):
         _refuse_file(place, f"belongs to user id {facts.st_uid}, not to you", f"use a copy of your own: '{place}'")
-    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _refuse_file(place, "can be written by others", f"chmod go-w '{place}'")
+    folder = place.resolve().parent
+    if folder.stat().st_uid not in (os.geteuid(), 0):
+        _refuse_file(place, f"lies in a folder of user id {folder.stat().st_uid}", "keep it in a folder of your own")
+    exposed = ownership.exposed(place)
+    if exposed is not None:
+        _refuse_file(place, exposed.reason, exposed.hint)
     if facts.st_size > _MAX_FILE_BYTES:
         _refuse_file(place, f"holds {facts.st_size} bytes, at most {_MAX_FILE_BYTES} are read", "name a TOML file")
 
@@ -302,6 +312,8 @@ def _parse(data: bytes, place: Path) -> dict[str, Any]:
         # The parser names no line for what is wrong with the last one.
         reason = str(error).replace("at end of document", f"at line {data.count(10) + 1}, the end")
         _refuse_file(place, f"is broken TOML: {reason}", "mend the line named; text values need quotes")
+    except OSError as error:  # a broken disk, or a folder that went away meanwhile
+        _refuse_file(place, f"cannot be read: {error}", "look at the file and its folders with ls -ld")
     except RecursionError:
         _refuse_file(place, "is nested too deeply", "no key takes nested values")
     except ValueError:

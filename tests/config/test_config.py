@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import re
 import tempfile
 import tomllib
@@ -184,14 +186,56 @@ def test_bytes_that_are_no_toml_are_refused(short_folder: Path, data: bytes) -> 
         load(place, env={})
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_file_that_others_can_write_is_refused(short_folder: Path, mode: int) -> None:
-    """A configuration that somebody else can change is not read, and the fix is named."""
-    place = _write(short_folder, "")
-    place.chmod(mode)
+@pytest.mark.parametrize("which", ["veloxquant.toml", "a", "."])
+@pytest.mark.parametrize("mode", [0o722, 0o702])
+def test_file_that_others_can_write_is_refused(short_folder: Path, which: str, mode: int) -> None:
+    """A configuration that somebody else can change, or put another in the place of; the fix is named."""
+    (short_folder / "a").mkdir()
+    place = _write(short_folder / "a", "")
+    open_one = place if which == place.name else short_folder / which
+    open_one.chmod(mode)
     with pytest.raises(ConfigInvalid, match="written by others") as caught:
         load(place, env={})
-    assert "chmod go-w" in caught.value.hint
+    assert caught.value.hint == f"chmod go-w '{open_one}'"
+    open_one.chmod(0o700)
+    assert load(place, env={}) == Config()
+
+
+def test_a_group_of_several_can_write_it_and_a_private_one_may(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under umask 002 everything belongs to the user's own group and is open to it."""
+    place = _write(short_folder, "")
+    short_folder.chmod(0o775)
+    place.chmod(0o664)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    for members, refused in (([], False), ([user], False), ([user, "w"], True)):
+        group = grp.struct_group((user, "x", short_folder.stat().st_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda _number, group=group: group)
+        if refused:
+            with pytest.raises(ConfigInvalid, match=f"open to group {user}"):
+                load(place, env={})
+        else:
+            assert load(place, env={}) == Config()
+
+
+def test_a_folder_of_another_user_is_refused(short_folder: Path) -> None:
+    """Its owner can put another file there. Taken as it is where this runs as root, who alone can give files away."""
+    place = _write(short_folder, "")
+    if os.geteuid() == 0:
+        os.chown(short_folder, 12345, -1)
+        with pytest.raises(ConfigInvalid, match="folder of user id 12345"):
+            load(place, env={})
+        os.chown(short_folder, 0, -1)
+    assert load(place, env={}) == Config()
+
+
+def test_without_the_file_the_other_layers_remain(short_folder: Path) -> None:
+    """What a check-up reads when the file is broken."""
+    place = _write(short_folder, "broken")
+    env = {"VELOXQUANT_CONFIG": str(place), "VELOXQUANT_DAEMON_DRAIN_S": "3s"}
+    got = load(env=env, flags={"daemon.max_connections": 5}, with_file=False)
+    assert (got.daemon.drain_s, got.daemon.max_connections) == (3.0, 5)
 
 
 def test_file_of_another_user_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
