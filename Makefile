@@ -4,7 +4,7 @@
 
 VENV ?= .venv
 CACHE := .cache
-MINUTES ?= 10
+MINUTES ?= 60
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 # What is installed, a stamp for each extra of pyproject.toml: the demo needs none of what the tests need.
@@ -52,8 +52,8 @@ bench: $(DEMO)  ## plan latency, start-up and store figures, each beside its tar
 decode: $(DEMO)  ## decode speed of every method beside mlx-lm's own caches, on the CPU
 	@$(BIN)/python bench/decode.py
 
-soak: $(DEMO)  ## the daemon under mixed load for ten minutes (MINUTES=n), memory and open files watched
-	@$(BIN)/python bench/soak.py --minutes $(MINUTES)
+soak: $(DEMO)  ## the daemon under mixed load for an hour (MINUTES=n), judged; PUBLISH=1 puts the figures into docs
+	@$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(PUBLISH),--publish)
 
 faults: $(DEMO)  ## the benchmark store under many writers, 1,000 kills, a full disk and a read-only one
 	@$(BIN)/python bench/store_faults.py

@@ -1,209 +1,253 @@
-"""The daemon under mixed load for some minutes: `make soak`, or `python bench/soak.py --minutes 60`.
+"""A daemon under mixed load for an hour: `make soak`, or `python bench/soak.py --minutes 60`.
 
-Clients ask old and new questions, send broken frames and hang up half way; records appear and go; the configuration is
-reloaded. Memory, open files and threads are watched. It fails when an answer is wrong or missing, when the daemon's
-memory or threads grow, or when a file stays open.
+Fifty clients ask what clients ask, at a pace that leaves the machine room to breathe, since it is the drift of answer
+times that is looked for; records appear and go; configuration is reloaded, now and then a broken one; soak_abuse.py
+does the rest. Every ten seconds memory, open files, threads, tasks and the times that a probe saw are noted. Writes the
+samples as JSON and a picture, and fails when a claim of soak_verdict.py does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import asyncio
 import json
+import os
+import platform
+import random
 import signal
-import socket
-import statistics
 import sys
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import session
+import soak_plot
+from soak_load import Job, Line, Load, keep
+from soak_verdict import Claim, Sample, claims
 
+from veloxquant import __version__
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.paths import config_file
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-DATA = Path(__file__).parent / "data"
-LLAMA = json.loads((DATA / "llama-3.1-8b" / "config.json").read_text(encoding="utf-8"))
-LLAMA_ID = "meta-llama/Meta-Llama-3.1-8B"
-MODEL = {"config": LLAMA, "model_id": LLAMA_ID, "weights_bytes": 9 * 2**29}
-HARDWARE = {"chip": "Apple M2", "gpu_cores": 10, "total_memory_bytes": 16 * 2**30, "working_set_bytes": 11 * 2**30}
-BROKEN = (
-    b"\n",
-    b"{\n",
-    b"\xff\xfe\n",
-    b'{"jsonrpc":"2.0","id":1,"method":"nope"}\n',
-    b"GET / HTTP/1.1\n",
-    b"[" * 9000 + b"\n",
-)
-GROWTH_MIB, GROWTH_MIB_PER_HOUR = 4.0, 0.5
-"""Allocators settle: 4 MiB are no leak however short the run; beyond that, half a MiB an hour."""
+ROOT = Path(__file__).parents[1]
+WINDOW_S = 10.0
+SAVE_EVERY = 6
+RECORDS_KEPT = 40
+NEW_MODEL_S = 300.0
+SETTLE_S = 3.0
+_QUIET_PLANS = 8
+_PROBE_LIMIT = 2**22
 
 
-@dataclass
-class Load:
-    """Work that goes on until `over`; each worker counts what it did, and the first trouble ends the soak."""
+class Background:
+    """What happens beside the clients: records, reloads, models never seen before."""
 
-    home: session.Home
-    over: threading.Event = field(default_factory=threading.Event)
-    counts: dict[str, int] = field(default_factory=dict)
-    trouble: list[str] = field(default_factory=list)
+    def __init__(self, daemon: session.Daemon, load: Load) -> None:
+        self._daemon = daemon
+        self._load = load
+        self._database = BenchmarkDatabase()
+        self._published: list[str] = []
 
-    def keep(self, name: str, work: Callable[[int], None], pause_s: float) -> threading.Thread:
-        """Repeat `work`, with the number of the round, in a thread of its own."""
+    def jobs(self) -> list[Job]:
+        """Each at its pace."""
+        return [
+            Job("records published and deleted", self.publish, 2.0),
+            Job("reloads by signal", self.hang_up_signal, 30.0),
+            Job("reloads by call", self.reload, 30.0),
+            Job("models never seen before", self._load.new_model, NEW_MODEL_S),
+        ]
 
-        def rounds() -> None:
-            for number in itertools.count():
-                if self.over.wait(pause_s):
-                    return
+    async def publish(self, number: int) -> None:
+        """A record appears, and the one of some rounds ago goes."""
+        await asyncio.to_thread(self._publish, number)
+
+    def _publish(self, number: int) -> None:
+        name, context = f"org/soak-{number % 20}", 1024 + number
+        self._published.append(self._database.add("fp16", name, context_length=context, throughput_tok_s=50.0).id)
+        if len(self._published) > RECORDS_KEPT:
+            self._database.remove(self._published.pop(0))
+
+    async def hang_up_signal(self, _: int) -> None:
+        """SIGHUP, as an editor's hook or a person would send it."""
+        self._daemon.process.send_signal(signal.SIGHUP)
+
+    async def reload(self, number: int) -> None:
+        """By call; each fourth time the configuration is broken, refused, and mended."""
+        line, file = await Line.open(self._load.path), config_file()
+        try:
+            if number % 4 == 3:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("[daemon]\ndrain_s = -1\n", encoding="utf-8")
                 try:
-                    work(number)
-                except Exception as error:  # noqa: BLE001 -- whatever a worker meets is what the soak is for
-                    self.trouble.append(f"{name}, round {number}: {type(error).__name__}: {error}")
-                    self.over.set()
-                self.counts[name] = number + 1
-
-        thread = threading.Thread(target=rounds, name=name)
-        thread.start()
-        return thread
+                    await line.call("reload", refused="config_invalid")
+                finally:
+                    file.unlink()
+            await line.call("reload")
+        finally:
+            await line.close()
 
 
-def ask(daemon: session.Daemon, new: bool) -> Callable[[int], None]:
-    """A client that keeps its connection; `new` asks for another context each time."""
-    client = daemon.client()
+class Watch:
+    """Samples of the daemon process, and of what it says of itself."""
 
-    def work(number: int) -> None:
-        context = 4096 + (number % 50_000 if new else 0)
-        plan = client.plan(MODEL, hardware=HARDWARE, context_length=context)
-        if plan.chosen is None or plan.workload["context_length"] != context:
-            raise session.SessionError(f"a wrong answer for {context} tokens: {plan.decision}")
+    def __init__(self, daemon: session.Daemon, load: Load) -> None:
+        self._process = psutil.Process(daemon.process.pid)
+        self._load = load
+        self._began = time.monotonic()
+        self._process.cpu_percent()
 
-    return work
-
-
-def misbehave(home: session.Home) -> Callable[[int], None]:
-    """Broken frames, half frames and sudden ends."""
-
-    def work(number: int) -> None:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
-            connection.connect(str(home.socket))
-            if number % 2:
-                connection.sendall(b'{"jsonrpc":"2.0","id":1,"me')
-                return
-            connection.sendall(BROKEN[number // 2 % len(BROKEN)])
-            if not connection.recv(1 << 16):
-                raise session.SessionError("a broken frame got no answer")
-
-    return work
-
-
-def publish(database: BenchmarkDatabase) -> Callable[[int], None]:
-    """Records appear and go."""
-
-    def work(number: int) -> None:
-        record = database.add("fp16", f"org/soak-{number % 20}", context_length=4096, throughput_tok_s=50.0)
-        if number % 3 == 0:
-            database.remove(record.id)
-
-    return work
-
-
-def reload(daemon: session.Daemon) -> Callable[[int], None]:
-    """SIGHUP, as an editor's hook or a person would send it."""
-
-    def work(_: int) -> None:
-        daemon.process.send_signal(signal.SIGHUP)
-
-    return work
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The daemon process at one moment."""
-
-    at_s: float
-    resident_mib: float
-    files: int
-    threads: int
-
-
-def read(process: psutil.Process, began: float) -> Reading:
-    """Memory, open descriptors and threads now."""
-    with process.oneshot():
-        return Reading(
-            time.monotonic() - began, process.memory_info().rss / 2**20, process.num_fds(), process.num_threads()
+    async def sample(self, window: dict[str, list[int]]) -> Sample:
+        """Now; `window` has the probe's times in microseconds."""
+        line = await Line.open(self._load.path)
+        status = await line.call("status")
+        await line.close()
+        own, asked = status["process"], status["requests"]
+        times = {f"{name}_{rank}_ms": quantile_ms(window.get(name, []), share) for name, rank, share in _TIMES}
+        return Sample(
+            at_s=round(time.monotonic() - self._began, 1),
+            rss_mib=round(self._process.memory_info().rss / 2**20, 3),
+            fds=own["fds"],
+            threads=own["threads"],
+            tasks=own["tasks"],
+            clients=status["clients"]["now"],
+            generation=status["generation"],
+            requests=asked["total"],
+            daemon_p99_ms=asked["p99_ms"] or 0.0,
+            cpu_percent=self._process.cpu_percent(),
+            load=round(os.getloadavg()[0], 2),
+            trouble=self._load.tally.counts["trouble"],
+            **times,
         )
 
 
-def watch(daemon: session.Daemon, load: Load, minutes: float) -> list[Reading]:
-    """A reading every few seconds until the time is over or something went wrong."""
-    began, process, readings = time.monotonic(), psutil.Process(daemon.process.pid), []
-    while not load.over.wait(min(5.0, minutes * 6)):
-        readings.append(read(process, began))
-        if len(readings) % 12 == 1:
+_TIMES = [(name, rank, share) for name in ("plan", "ping", "control") for rank, share in (("p50", 0.50), ("p99", 0.99))]
+
+
+def quantile_ms(times_us: list[int], share: float) -> float:
+    """The time that this share stayed within (nearest rank), in ms; 0 when there is none."""
+    ordered = sorted(times_us)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1000, 4) if ordered else 0.0
+
+
+async def quiet(watch: Watch, load: Load) -> Sample:
+    """The daemon with one client: its pools filled, and everybody else's connections and tasks gone."""
+    lines = [await Line.open(load.path) for _ in range(_QUIET_PLANS)]
+    questions = ({"model": load.model, "workload": {"context_length": 100 + n}} for n in range(_QUIET_PLANS))
+    await asyncio.gather(*(line.call("plan", one) for line, one in zip(lines, questions, strict=True)))
+    for line in lines:
+        await line.close()
+    await asyncio.sleep(SETTLE_S)
+    return await watch.sample({})
+
+
+async def loaded(daemon: session.Daemon, load: Load, watch: Watch, minutes: float, report: Report) -> None:
+    """The load, until the time is over; a sample for each window of the probe."""
+    over = asyncio.Event()
+    jobs = [*await load.jobs(), *Background(daemon, load).jobs()]
+    dice = random.Random(1)  # noqa: S311 -- the pace of a load
+    workers = [asyncio.create_task(keep(job, load.tally, over, dice)) for job in jobs]
+    probe = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "bench" / "soak_probe.py"),
+        str(load.path),
+        str(WINDOW_S),
+        stdout=asyncio.subprocess.PIPE,
+        limit=_PROBE_LIMIT,
+    )
+    assert probe.stdout is not None
+    try:
+        while time.monotonic() - report.began < minutes * 60 and (line := await probe.stdout.readline()):
+            report.add(await watch.sample(json.loads(line)))
+    finally:
+        over.set()
+        if probe.returncode is None:
+            probe.kill()
+        if await probe.wait() not in (-signal.SIGKILL, 0):
+            load.tally.wrong("the probe failed: it lost the daemon, or an answer")
+    await asyncio.gather(*workers)
+    await load.end()
+
+
+class Report:
+    """The samples so far, on the terminal and on the disk."""
+
+    def __init__(self, load: Load, file: Path) -> None:
+        self.began = time.monotonic()
+        self.samples: list[Sample] = []
+        self._load = load
+        self._file = file
+
+    def add(self, sample: Sample) -> None:
+        """One more; a line a minute on the terminal, and the file with it."""
+        self.samples.append(sample)
+        if len(self.samples) % SAVE_EVERY == 1:
             print(
-                f"{readings[-1].at_s:6.0f} s  {readings[-1].resident_mib:6.1f} MiB  {readings[-1].files} files",
+                f"{sample.at_s:6.0f} s  {sample.rss_mib:6.1f} MiB  {sample.fds} files  {sample.tasks} tasks  "
+                f"{sample.clients} clients  {sample.requests:,} requests  plan p50 {sample.plan_p50_ms:.2f} "
+                f"p99 {sample.plan_p99_ms:.2f} ms  CPU {sample.cpu_percent:.0f} %  {sample.trouble} wrong",
                 flush=True,
             )
-        if readings[-1].at_s > minutes * 60:
-            load.over.set()
-    return readings
+            self.write([])
+
+    def write(self, found: list[Claim]) -> None:
+        """Everything as JSON: conditions, claims, counts, and the samples as rows."""
+        names = [one.name for one in fields(Sample)]
+        seconds = self.samples[-1].at_s - self.samples[0].at_s if len(self.samples) > 1 else 0.0
+        head = {
+            "schema": "veloxquant.soak/1",
+            "version": __version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "minutes": round((time.monotonic() - self.began) / 60, 1),
+            "requests_a_second": round((self.samples[-1].requests - self.samples[0].requests) / (seconds or 1), 1),
+            "claims": [one.plain() for one in found],
+            "counts": dict(sorted(self._load.tally.counts.items())),
+            "trouble": self._load.tally.trouble,
+            "columns": names,
+        }
+        rows = ",\n".join(json.dumps([asdict(one)[name] for name in names]) for one in self.samples)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
-def verdict(readings: list[Reading], minutes: float) -> list[str]:
-    """What grew: the last quarter of the run against the second."""
-    if len(readings) < 8:  # two a quarter
-        return ["the run was too short to say anything"]
-    quarter = len(readings) // 4
-    early, late = readings[quarter : 2 * quarter], readings[-quarter:]
-    limits = {"resident_mib": max(GROWTH_MIB, GROWTH_MIB_PER_HOUR * minutes / 60), "files": 4, "threads": 2}
-    grown = {name: median(late, name) - median(early, name) for name in limits}
-    return [
-        f"{name} grew by {grown[name]:.1f}, allowed are {most:g}" for name, most in limits.items() if grown[name] > most
-    ]
-
-
-def median(readings: list[Reading], name: str) -> float:
-    """The median of one field."""
-    return statistics.median(float(getattr(one, name)) for one in readings)
-
-
-def soak(home: session.Home, minutes: float) -> list[str]:
-    """Run, stop the daemon, and list what was wrong."""
-    home.adopt()
-    with session.running(home) as daemon:
-        ask(daemon, new=False)(0)  # traced once, so that the load starts warm
-        load = Load(home)
-        workers = [load.keep(f"old questions {n}", ask(daemon, new=False), 0.002) for n in range(4)]
-        workers += [load.keep(f"new questions {n}", ask(daemon, new=True), 0.005) for n in range(2)]
-        workers += [
-            load.keep("broken frames", misbehave(home), 0.02),
-            load.keep("records", publish(BenchmarkDatabase()), 0.2),
-            load.keep("reloads", reload(daemon), 3.0),
-        ]
-        readings = watch(daemon, load, minutes)
-        for worker in workers:
-            worker.join()
-        code = daemon.stop()
-    print(", ".join(f"{name}: {count}" for name, count in sorted(load.counts.items())))
-    return load.trouble + verdict(readings, minutes) + ([] if code == 0 else [f"the daemon ended with {code}"])
+async def soak(daemon: session.Daemon, minutes: float, file: Path, picture: Path) -> list[Claim]:
+    """Load, quiet before and after, files written; what it shows."""
+    load = Load(daemon.home.socket)
+    await load.begin()
+    watch, report = Watch(daemon, load), Report(load, file)
+    before = await quiet(watch, load)
+    await loaded(daemon, load, watch, minutes, report)
+    after = await quiet(watch, load)
+    found = claims(report.samples, (before, after))
+    report.write(found)
+    soak_plot.draw(report.samples, f"veloxquant {__version__}: {minutes:g} minutes of mixed load", picture)
+    for text in load.tally.trouble:
+        print(f"trouble: {text}", file=sys.stderr)
+    return found
 
 
 def main() -> int:
-    """0 when nothing was wrong."""
+    """0 when every claim holds and the daemon ended well."""
     parser = argparse.ArgumentParser(description="The daemon under mixed load.")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--publish", action="store_true", help="into bench/data and docs, not into .cache")
     options: Any = parser.parse_args()
+    folder = ROOT / ".cache" / "soak"
+    file = ROOT / "bench" / "data" / "reliability" / "soak.json" if options.publish else folder / "soak.json"
+    picture = ROOT / "docs" / "soak.svg" if options.publish else folder / "soak.svg"
     with session.private_home() as home:
-        wrong = soak(home, options.minutes)
-    print("\n".join(wrong) or "nothing grew, nothing was lost", file=sys.stderr if wrong else sys.stdout)
-    return 1 if wrong else 0
+        home.adopt()
+        with session.running(home) as daemon:
+            found = asyncio.run(soak(daemon, options.minutes, file, picture))
+            code = daemon.stop()
+    found.append(Claim("exit status after SIGTERM", code, "", "0", met=code == 0))
+    for one in found:
+        print(json.dumps({"requirement": "R32", **one.plain(), "load": round(os.getloadavg()[0], 2)}))
+        print(f"R32: {one.line()}", file=sys.stderr)
+    print(f"samples in {file}, picture in {picture}")
+    return 0 if all(one.met for one in found) else 1
 
 
 if __name__ == "__main__":
