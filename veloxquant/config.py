@@ -33,8 +33,10 @@ Size = Annotated[int, Meta(ge=0, le=MAX_WHOLE, extra_json_schema={"pattern": _SI
 WorkerSize = Annotated[int, Meta(ge=2**28, le=MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
 Seconds = Annotated[float, Meta(gt=0, le=86400, extra_json_schema={"pattern": _TIME_PATTERN})]
 PathText = Annotated[str, Meta(pattern=r"^($|/|~/)", max_length=4096)]
+LogPath = Annotated[str, Meta(pattern=r"^($|default$|/|~/)", max_length=4096)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Connections = Annotated[int, Meta(ge=1, le=65536)]
+Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 RecordCount = Annotated[int, Meta(ge=1, le=10_000_000)]
 RecordBytes = Annotated[int, Meta(ge=2**20, le=MAX_WHOLE, extra_json_schema={"pattern": _SIZE_PATTERN})]
 Names = tuple[Annotated[str, Meta(min_length=1)], ...]
@@ -81,7 +83,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     max_connections: Connections = 2048
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_file: PathText = ""
+    log_file: LogPath = "default"
+    slow_call_ms: Milliseconds = 1000
     drain_s: Seconds = 2.0
     idle_timeout_s: Seconds = 600.0
 
@@ -98,13 +101,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _SIZES = (Size, WorkerSize, RecordBytes)
-_COUNTS = (Connections, RecordCount)
+_COUNTS = (Connections, RecordCount, Milliseconds)
+_PATHS = (PathText, LogPath)
 _SECTIONS = get_type_hints(Config)
 _LEAVES: dict[str, Any] = {
     f"{section}.{key}": kind
     for section, struct in _SECTIONS.items()
     for key, kind in get_type_hints(struct, include_extras=True).items()
 }
+_DEFAULT_LOG = "default"
 _SHORT_NAMES = {"VELOXQUANT_SOCKET": "socket.path", "VELOXQUANT_RECORDS": "records.directory"}
 _OTHER_VARIABLES = frozenset({"VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQUANT_TRACE_HOOKS", "VELOXQUANT_PAGER"})
 _WORDS = (
@@ -114,6 +119,8 @@ _WORDS = (
     (RecordCount, "a whole number from 1 to 10000000"),
     (Seconds, 'a time up to a day, such as 20 or "500ms"'),
     (PathText, 'an absolute path or one that starts with ~/, "" for the platform\'s own'),
+    (LogPath, 'an absolute path or one that starts with ~/, "default" for the platform\'s log folder, "" for none'),
+    (Milliseconds, "a whole number of milliseconds from 1 to 86400000"),
     (Names, "a list of names"),
     (Share, "a number from 0 to 1"),
     (Connections, "a whole number from 1 to 65536"),
@@ -126,16 +133,17 @@ def load(
     path: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] = os.environ,
     flags: Mapping[str, Any] | None = None,
+    *,
+    with_file: bool = True,
 ) -> Config:
     """Read all layers. `path` None means VELOXQUANT_CONFIG or the default file, which may be absent.
 
-    `flags` maps dotted keys to values; None means not given. Raises ConfigInvalid naming the key or the line.
+    `flags` maps dotted keys to values; None means not given. Without the file, what the other layers say remains when
+    it is broken. Raises ConfigInvalid naming the key or the line.
     """
     values: dict[str, Any] = {}
     file = _file_layer(path, env) if with_file else ()
     for key, origin, value in (*file, *_env_layer(env), *_flag_layer(flags or {})):
-    *,
-    with_file: bool = True,
         values[key] = _leaf(key, origin, value, env)
     sections: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     for key, value in values.items():
@@ -182,6 +190,21 @@ def socket_of(config: Config, env: Mapping[str, str] = os.environ, platform: str
     return paths.socket_path(config.socket.path, {k: v for k, v in env.items() if k != "VELOXQUANT_SOCKET"}, platform)
 
 
+def log_file_of(config: Config, env: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path | None:
+    """The daemon's log file, None where it is turned off.
+
+    By default one for each socket, so that no two daemons share one. Raises SocketRefused as `socket_of` does.
+    """
+    if config.daemon.log_file != _DEFAULT_LOG:
+        return Path(config.daemon.log_file) if config.daemon.log_file else None
+    return paths.log_file(env, platform, socket=socket_of(config, env, platform))
+
+
+def variables() -> frozenset[str]:
+    """Every environment variable that means something to us."""
+    return frozenset({variable(key) for key in _LEAVES} | set(_SHORT_NAMES) | _OTHER_VARIABLES)
+
+
 def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
     """(key, origin, value) of every key in the file."""
     named = path is not None or bool(env.get("VELOXQUANT_CONFIG"))
@@ -225,7 +248,8 @@ def _flag_layer(flags: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
             _unknown(key, "the command line", _LEAVES)
         if value is None:
             continue
-        if _LEAVES[key] == PathText and isinstance(value, (str, Path)) and not str(value).startswith("~/"):
+        place = _LEAVES[key] in _PATHS and isinstance(value, (str, Path)) and not str(value).startswith("~/")
+        if place and not (_LEAVES[key] == LogPath and value == _DEFAULT_LOG):
             yield key, "the command line", str(Path(value).absolute()) if str(value) else ""
         else:
             yield key, "the command line", _from_text(key, value) if isinstance(value, str) else value
@@ -263,7 +287,7 @@ def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
         _refuse(key, origin, f"{quoted(value)} is refused: {_reason(key, error)}", _expected(key))
     if isinstance(made, str) and not _is_utf8(made):
         _refuse(key, origin, f"{quoted(value)} is not UTF-8", "choose a name that UTF-8 can hold")
-    return str(paths.home(env) / made[2:]) if kind == PathText and made.startswith("~/") else made
+    return str(paths.home(env) / made[2:]) if kind in _PATHS and made.startswith("~/") else made
 
 
 def _read_private(place: Path, *, required: bool) -> bytes | None:
@@ -284,6 +308,8 @@ def _read_private(place: Path, *, required: bool) -> bytes | None:
         _check_private(place, os.fstat(descriptor))
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(_MAX_FILE_BYTES)
+    except OSError as error:  # a broken disk, or a folder that went away meanwhile
+        _refuse_file(place, f"cannot be read: {error}", "look at the file and its folders with ls -ld")
     finally:
         os.close(descriptor)
 
@@ -312,8 +338,6 @@ def _parse(data: bytes, place: Path) -> dict[str, Any]:
         # The parser names no line for what is wrong with the last one.
         reason = str(error).replace("at end of document", f"at line {data.count(10) + 1}, the end")
         _refuse_file(place, f"is broken TOML: {reason}", "mend the line named; text values need quotes")
-    except OSError as error:  # a broken disk, or a folder that went away meanwhile
-        _refuse_file(place, f"cannot be read: {error}", "look at the file and its folders with ls -ld")
     except RecursionError:
         _refuse_file(place, "is nested too deeply", "no key takes nested values")
     except ValueError:
@@ -338,7 +362,7 @@ def _refuse_file(place: Path, reason: str, hint: str) -> NoReturn:
 
 
 def _reason(key: str, error: msgspec.ValidationError) -> str:
-    if _LEAVES[key] == PathText and "regex" in str(error):
+    if _LEAVES[key] in _PATHS and "regex" in str(error):
         return "it is neither absolute nor starts with ~/"
     return str(error).partition(" - at `$")[0].replace("`", "")
 

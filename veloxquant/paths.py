@@ -73,11 +73,13 @@ def config_file(env: Env = os.environ, platform: str = sys.platform) -> Path:
     return _xdg("XDG_CONFIG_HOME", ".config", env) / APP / f"{APP}.toml"
 
 
-def log_file(env: Env = os.environ, platform: str = sys.platform) -> Path:
-    """The daemon's log."""
+def log_file(env: Env = os.environ, platform: str = sys.platform, *, socket: Path | None = None) -> Path:
+    """The log of the daemon at the default socket; that of another socket has the socket's digest in its name."""
+    usual = socket is None or socket == _default_socket(env, platform)
+    name = "daemon.log" if usual else f"daemon-{_digest(socket)}.log"
     if platform == "darwin":
-        return home(env) / "Library" / "Logs" / APP / "daemon.log"
-    return state_dir(env, platform) / "daemon.log"
+        return home(env) / "Library" / "Logs" / APP / name
+    return state_dir(env, platform) / name
 
 
 def home(env: Env = os.environ) -> Path:
@@ -157,6 +159,12 @@ def _expand(text: str, env: Env) -> Path:
 def _xdg(variable: str, below_home: str, env: Env) -> Path:
     value = env.get(variable, "")
     return Path(value) if value.startswith("/") else home(env) / below_home
+
+
+def _digest(path: Path | None) -> str:
+    import hashlib  # a few milliseconds that most who import this module need not wait for
+
+    return hashlib.sha256(os.fsencode(str(path))).hexdigest()[:8]
 
 
 def _length(path: Path) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from veloxquant.daemon import log
+from veloxquant.daemon import log, log_file
 from veloxquant.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -118,9 +118,57 @@ def test_repeated_lines_are_thinned() -> None:
     assert len(written) == 10 + 4 + 1
 
 
+def test_what_was_left_out_is_said_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of a later window tells of those that nobody heard of; the counts add up to all lines."""
+    stream = io.StringIO()
+    log.start("info", stream=stream)
+    now = 1_000_000.0
+    monkeypatch.setattr(logging.time, "time", lambda: now)
+    monkeypatch.setattr(logging.time, "time_ns", lambda: int(now * 1e9), raising=False)
+    for _ in range(150):
+        log.event("accept.paused")
+    now += log.WINDOW_S + 1
+    log.event("accept.paused")
+    written = lines(stream)
+    assert [line.get("repeated") for line in written[10:-1]] == [11, 111]
+    assert written[-1]["left_out"] == 150 - 111
+
+
+def test_thinning_is_the_same_for_all_who_listen(short_folder: Path) -> None:
+    """A line is in the file exactly when it is on stderr, a plain line of another room's with its text."""
+    stream = io.StringIO()
+    file = short_folder / "daemon.log"
+    log.start("info", file, stream=stream)
+    for number in range(150):
+        logging.getLogger("veloxquant.local").warning("trouble %d", number)
+    assert file.read_text() == stream.getvalue()
+    last = lines(stream)[-1]
+    assert (last["event"], last["text"], last["repeated"]) == ("veloxquant.local", "trouble 110", 111)
+
+
+def test_no_line_is_long() -> None:
+    """A text of a million letters is cut, and says how long it was; a deep traceback keeps its end."""
+    stream = io.StringIO()
+    log.start("info", stream=stream)
+    log.event("something", text="x" * 10**6)
+    (line,) = lines(stream)
+    assert str(line["text"]).endswith("x... (1,000,000 letters)")
+
+    def fall(depth: int) -> None:
+        if depth:
+            fall(depth - 1)
+        raise ValueError(str(depth) * 10**4)
+
+    try:
+        fall(200)
+    except ValueError:
+        log.failure("request.failed")
+    assert len(stream.getvalue()) < 2 * log.TEXT_LETTERS + 2 * log.TRACEBACK_LETTERS
+
+
 def test_the_file_is_private_and_bounded(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mode 0600, three files at most."""
-    monkeypatch.setattr(log, "FILE_BYTES", 1000)
+    monkeypatch.setattr(log_file, "FILE_BYTES", 1000)
     monkeypatch.setattr(log, "BURST", 10**6)
     file = short_folder / "logs" / "daemon.log"
     log.start("info", file, stream=io.StringIO())

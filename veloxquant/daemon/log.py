@@ -1,27 +1,31 @@
 """The daemon's log: one JSON object a line, or a line for people when stderr is a terminal.
 
 Every line has `ts` (UTC), `level`, `event` (a stable dotted name) and the event's own fields. Request bodies are never
-logged. Lines of one event that come thick are thinned, so that a stuck client cannot fill a disk.
+logged. Lines of one event that come thick are thinned, so that a stuck client cannot fill a disk; texts are cut, so
+that no line is long. They go to stderr and to the log file (log_file.py), which is bounded; a stderr that leads to a
+plain file, as launchd's does, is left alone once that file has STDERR_BYTES.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import logging.handlers
 import os
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from veloxquant.errors import ConfigInvalid
+from veloxquant.daemon.log_file import LogFile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE_BYTES = 5 * 2**20
-FILE_COUNT = 3
-"""The current file and two older ones: at most 15 MiB on disk."""
+STDERR_BYTES = 2 * 2**20
+"""With the log's own 15 MiB this stays below 20 MB, whatever happens for however long."""
+TEXT_LETTERS = 4096
+TRACEBACK_LETTERS = 16384
+"""The end of a traceback says what failed; the middle of a deep one repeats itself."""
 BURST = 10
 """Lines of one event a window before thinning starts."""
 WINDOW_S = 10.0
@@ -41,16 +45,25 @@ def failure(name: str, **fields: Any) -> None:
     _log.error(name, exc_info=True, extra={"fields": fields})
 
 
-def start(lowest: str, file: Path | None = None, stream: TextIO | None = None) -> None:
-    """Send our log to stderr and, when given, to a rotating file, instead of where it went. Raises ConfigInvalid."""
+def start(lowest: str, file: Path | None = None, stream: TextIO | None = None, *, strict: bool = True) -> None:
+    """Send our log to stderr and, when given, to a rotating file, instead of where it went.
+
+    Raises ConfigInvalid for a file that can never be a log; without `strict` that, too, is only a warning.
+    """
     stop()
     logging.raiseExceptions = False  # a full disk or a closed stderr must not become noise of its own
     out = sys.stderr if stream is None else stream
-    _attach(logging.StreamHandler(out), people=out.isatty())
-    if file is not None:
-        _attach(_file(file), people=False)
+    shown = logging.StreamHandler(out)
+    kept = None if file is None else LogFile(file, _on_trouble, strict=strict)
+    thinning = _Thinning()
+    _attach(shown, _ForPeople() if out.isatty() else _AsJson(), thinning)
     level(lowest)
     _log.propagate = False
+    if kept is not None:
+        shown.addFilter(_Brief(out, kept))
+        _attach(kept, _AsJson(), thinning)
+        if kept.trouble is not None:
+            _on_trouble(kept.trouble)
 
 
 def level(name: str) -> None:
@@ -68,31 +81,72 @@ def stop() -> None:
     logging.raiseExceptions = True
 
 
-def _attach(handler: logging.Handler, *, people: bool) -> None:
-    handler.setFormatter(_ForPeople() if people else _AsJson())
-    handler.addFilter(_Thinning())
+def place() -> Path | None:
+    """The log file in use, None without one."""
+    kept = _kept()
+    return None if kept is None else kept.path
+
+
+def trouble() -> str | None:
+    """Why lines are being lost, in a sentence; None while they are not."""
+    kept = _kept()
+    return None if kept is None else kept.trouble
+
+
+def _kept() -> LogFile | None:
+    return next((handler for handler in _log.handlers if isinstance(handler, LogFile)), None)
+
+
+def _on_trouble(text: str | None) -> None:
+    """One line when the log file stops taking lines (stderr has it), and one when it takes them again."""
+    kept = _kept()
+    if text is not None:
+        event("log.lost", logging.WARNING, text=text)
+    elif kept is not None:
+        event("log.back", logging.WARNING, lost=kept.lost)
+        kept.lost = 0
+
+
+def _attach(handler: logging.Handler, form: logging.Formatter, thinning: logging.Filter) -> None:
+    handler.setFormatter(form)
+    handler.addFilter(thinning)
     _log.addHandler(handler)
 
 
-def _file(path: Path) -> logging.Handler:
-    """A rotating file that only we can read. Raises ConfigInvalid."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise ConfigInvalid(
-            f"the log file {path} cannot be written: {error.strerror}",
-            hint="choose another, or leave it out to log to stderr alone",
-            field="daemon.log_file",
-        ) from None
-    return logging.handlers.RotatingFileHandler(
-        path, maxBytes=FILE_BYTES, backupCount=FILE_COUNT - 1, encoding="utf-8", delay=True
-    )
+class _Brief(logging.Filter):
+    """Nothing more to a stderr that is a plain file of STDERR_BYTES, while the log file has the line."""
+
+    def __init__(self, stream: TextIO, kept: LogFile) -> None:
+        super().__init__()
+        self._stream = stream
+        self._kept = kept
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line is written."""
+        if self._kept.trouble is not None:
+            return True
+        try:
+            facts = os.fstat(self._stream.fileno())
+        except (OSError, ValueError):  # no descriptor behind it
+            return True
+        return not stat.S_ISREG(facts.st_mode) or facts.st_size < STDERR_BYTES
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """The event's fields; lines from other rooms use plain messages and become the event of their room."""
     return dict(getattr(record, "fields", {}))
+
+
+def _cut(value: Any) -> Any:
+    """A text of bounded length; other values as they are."""
+    if isinstance(value, str) and len(value) > TEXT_LETTERS:
+        return f"{value[:TEXT_LETTERS]}... ({len(value):,} letters)"
+    return value
+
+
+def _readable(value: object) -> str:
+    """What JSON does not know, as text."""
+    return str(_cut(str(value)))
 
 
 class _AsJson(logging.Formatter):
@@ -103,12 +157,12 @@ class _AsJson(logging.Formatter):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {"ts": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
         if hasattr(record, "fields"):
-            line |= {"event": record.getMessage()} | _fields(record)
+            line |= {"event": record.getMessage()} | {name: _cut(value) for name, value in _fields(record).items()}
         else:
-            line |= {"event": record.name, "text": record.getMessage()}
+            line |= {"event": record.name, "text": _cut(record.getMessage())}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            line["traceback"] = self.formatException(record.exc_info)[-TRACEBACK_LETTERS:]
+        return json.dumps(line, default=_readable)
 
 
 class _ForPeople(logging.Formatter):
@@ -123,21 +177,55 @@ class _ForPeople(logging.Formatter):
 
 
 class _Thinning(logging.Filter):
-    """After BURST lines of one event in a window, every hundredth only, with how many were left out."""
+    """After BURST lines of one event in a window, every hundredth only, with how many there were.
+
+    The first line of a later window says how many of the earlier one were left out. One verdict for all handlers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}
+        self._seen: dict[str, _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this line is written."""
-        since, count = self._seen.get(record.msg, (record.created, 0))
-        if not 0 <= record.created - since <= WINDOW_S:
-            since, count = record.created, 0
-        self._seen[record.msg] = (since, count + 1)
-        if count < BURST:
-            return True
-        if (count - BURST) % THINNED_TO:
+        verdict: bool | None = getattr(record, "written", None)
+        if verdict is None:
+            verdict = record.written = self._judge(record)
+        return verdict
+
+    def _judge(self, record: logging.LogRecord) -> bool:
+        window = self._seen.get(record.msg)
+        left_out = 0
+        if window is None or not 0 <= record.created - window.since <= WINDOW_S:
+            left_out = 0 if window is None else window.left_out
+            window = self._seen[record.msg] = _Window(record.created)
+        window.count += 1
+        beyond = window.count - 1 - BURST
+        if beyond >= 0 and beyond % THINNED_TO:
+            window.left_out += 1
             return False
-        record.fields = _fields(record) | {"repeated": count + 1}
+        if beyond >= 0:
+            _say(record, repeated=window.count)
+            window.left_out = 0
+        if left_out:
+            _say(record, left_out=left_out)
         return True
+
+
+class _Window:
+    """Lines of one event since a moment, and how many of them nobody has heard of yet."""
+
+    __slots__ = ("count", "left_out", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.count = 0
+        self.left_out = 0
+
+
+def _say(record: logging.LogRecord, **counts: int) -> None:
+    """Add to the line's fields; one of another room becomes an event of its room with its text first."""
+    if not hasattr(record, "fields"):
+        record.fields = {"text": record.getMessage()}
+        record.msg, record.args = record.name, None
+    record.fields = _fields(record) | counts

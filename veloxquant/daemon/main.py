@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from veloxquant import __version__, paths
-from veloxquant.config import Config, load
+from veloxquant.config import Config, load, log_file_of
 from veloxquant.daemon import log, streams
 from veloxquant.daemon.threads import THREAD_PREFIX
 from veloxquant.errors import InvalidParams, VeloxError
@@ -45,9 +45,8 @@ def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
     options = _parser(program).parse_args(arguments)
     try:
         config = _config(options)
-        log.start(
-            config.daemon.log_level, Path(config.daemon.log_file).expanduser() if config.daemon.log_file else None
-        )
+        # A log that was asked for has to be possible; the one that is there by default only warns.
+        log.start(config.daemon.log_level, log_file_of(config), strict=config.daemon.log_file != "default")
         from veloxquant.daemon.server import serve  # after the log: what loads from here on may have something to say
 
         place = paths.config_file() if options.config is None else Path(options.config).absolute()
@@ -88,7 +87,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="the configuration file (VELOXQUANT_CONFIG)")
     parser.add_argument("--records", metavar="DIR", help="the benchmark directory (VELOXQUANT_RECORDS)")
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
-    parser.add_argument("--log-file", metavar="FILE", help="log to this file as well, rotated at 5 MiB")
+    parser.add_argument("--log-file", metavar="FILE", help="the log, rotated at 5 MiB; '' for none")
     parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     return parser
 
