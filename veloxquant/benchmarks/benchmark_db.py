@@ -23,7 +23,7 @@ from veloxquant.benchmarks.merge_run import take_in
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
-from veloxquant.benchmarks.storage import list_folder, make_folder, placed, reaching
+from veloxquant.benchmarks.storage import check_writers, list_folder, make_folder, placed, reaching
 from veloxquant.benchmarks.validation import check_types, invalid, is_id
 from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
@@ -49,9 +49,9 @@ _UNNAMED = "0"
 class BenchmarkDatabase:
     """Measured records in a directory, by default `default_benchmark_dir()`. Opening reads it and creates nothing.
 
-    Raises StoreUnavailable when the directory is not a folder or cannot be read or written; a write that fails leaves
-    the store as it was. Safe to use from several threads, and over a fork. What is put beyond `limits` makes room:
-    superseded measurements go first, the oldest first, and never one with the tag "pinned".
+    Raises StoreUnavailable when the directory is not a folder, cannot be read or written, or can be written by others;
+    a write that fails leaves the store as it was. Safe to use from several threads, and over a fork. What is put beyond
+    `limits` makes room: superseded measurements go first, the oldest first, and never one with the tag "pinned".
     """
 
     def __init__(self, storage_dir: Path | str | None = None, *, limits: Limits = Limits()) -> None:  # noqa: B008 -- a constant
@@ -319,6 +319,8 @@ class BenchmarkDatabase:
         if wrong:
             hint = "move it away, or choose another records.directory"
             raise StoreUnavailable(f"{directory} is not a folder", hint=hint)
+        check_writers(directory)
+        check_writers(self.records_dir)
 
     def _strays_beside_index(self) -> list[str]:
         with suppress(OSError):

@@ -19,6 +19,7 @@ import msgspec
 from veloxquant.benchmarks.storage import (
     RECORD_NAME,
     Signature,
+    check_writers,
     drop,
     flush_folder,
     make_folder,
@@ -78,7 +79,12 @@ class Calibrations:
     def look(self) -> bool:
         """Read what has changed; whether other calibrations are known now than before. Never raises."""
         try:
+            for folder in (self.folder.parent, self.folder):
+                check_writers(folder)
             names = _names(self.folder)
+        except StoreUnavailable as error:
+            self.trouble = f"the calibrations are not read: {error.message}"
+            return False
         except OSError as error:
             self.trouble = f"the calibrations in {self.folder} cannot be read: {error.strerror or error}"
             return False

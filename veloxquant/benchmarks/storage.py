@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from veloxquant import ownership
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -73,14 +74,28 @@ def placed(directory: Path | str) -> Path:
     return Path(os.path.abspath(chosen))  # noqa: PTH100 -- resolve() would pin a symlinked root
 
 
+def check_writers(folder: Path) -> None:
+    """Raise StoreUnavailable where others may put records of theirs: a folder that is not there is nobody's yet."""
+    with reaching(folder, "look at"):
+        try:
+            who = ownership.others(folder.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+    if who is not None:
+        raise StoreUnavailable(
+            f"{folder} can be written by others ({who}), who would decide what is planned",
+            hint=f"chmod go-w '{folder}', or choose a records.directory of your own",
+        )
+
+
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents so that they survive a crash. Raises OSError."""
+    """Create a folder and its parents, for us to write, so that they survive a crash. Raises OSError."""
     if path.is_dir():
         return
     if path.parent != path:
         make_folder(path.parent)
     try:
-        path.mkdir()
+        path.mkdir(mode=0o755)
     except FileExistsError:
         if not path.is_dir():
             raise
