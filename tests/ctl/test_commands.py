@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,15 @@ def test_a_config_file_that_is_no_config(ctl: Run, short_folder: Path, text: str
     shown = json.loads(done.out)["error"]
     assert (done.code, shown["name"], shown["field"]) == (2, "model_config_invalid", "--config")
     assert str(place) in shown["message"]
+
+
+def test_a_pipe_is_no_config_file(ctl: Run, short_folder: Path) -> None:
+    """Nobody writes to it, and no time limit would end the wait: it is refused unread, and so is a folder."""
+    os.mkfifo(short_folder / "pipe")
+    for place in (short_folder / "pipe", short_folder):
+        done = ctl("plan", "--json", "--config", str(place))
+        shown = json.loads(done.out)["error"]
+        assert (done.code, shown["name"], shown["field"]) == (2, "model_not_found", "--config")
 
 
 def test_a_plan_that_is_a_no_ends_with_1(ctl: Run, fake: FakeTransport, example: SimpleNamespace) -> None:

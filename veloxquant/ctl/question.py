@@ -132,13 +132,10 @@ def _name(file: str) -> str:
 def _config(file: str) -> dict[str, Any]:
     """The object in a config file."""
     import json
-    from pathlib import Path
 
     hint = "give a config.json as published with the model"
     try:
-        with Path(file).open("rb") as stream:
-            text = stream.read(_MAX_CONFIG_BYTES + 1)
-        found = json.loads(text)
+        found = json.loads(_bytes_of(file))
     except OSError as error:
         message = f"the config file {file} cannot be read: {error.strerror or error}"
         raise ModelNotFound(message, hint=hint, field="--config") from None
@@ -147,3 +144,19 @@ def _config(file: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelConfigInvalid(f"{file} holds a {type(found).__name__}, no object", hint=hint, field="--config")
     return found
+
+
+def _bytes_of(file: str) -> bytes:
+    """What is in a plain file; a pipe would have us wait for whoever writes to it. Raises OSError, ModelNotFound."""
+    import os
+    import stat
+
+    # Non-blocking, so that opening a pipe does not wait either.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ModelNotFound(
+            f"{file} is not a plain file", hint="save what it gives to a file, and name that", field="--config"
+        )
+    with os.fdopen(descriptor, "rb") as stream:
+        return stream.read(_MAX_CONFIG_BYTES + 1)
