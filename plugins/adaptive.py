@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from veloxquant.methods import LayerSpec, Method, MethodRefused, Parameter, QualityPrior, Variant, hookimpl
 from veloxquant.methods.dealing import Unit, deal, unit
 from veloxquant.methods.priors import REALLY_PACKED, from_hard_case
-from veloxquant.methods.workspace import Tiers, in_tiers
+from veloxquant.methods.tiers import EIGHT, Kept, parameters
+from veloxquant.methods.workspace import in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,13 +36,10 @@ _GROUPS = (64, 32)
 """Along the width: values and recent tokens have the widest that fits."""
 _BUDGETS = ((4.0, 64), (3.5, 64), (3.0, 64))
 """Bits and recent tokens."""
-_BITS_DEFAULT, _RECENT_DEFAULT, _SINKS_DEFAULT = 3.5, 128, 4
-_MOST_TOKENS = 2**16
+_BITS_DEFAULT, _RECENT_DEFAULT = 3.5, 128
 _WIDEST, _WIDEST_VALUE = 256, 2**13
 """Numbers of a key: a byte tells a channel. Of a value: what is rotated."""
 _MOST_CLASSES = 4
-_EIGHT = 8
-"""Bits of recent tokens that are not in the model's format."""
 _MOST_LETTERS = 220 * 2**10
 """Of all layers, base64: an answer of the daemon is at most 1 MiB, and three variants are planned with. 80 layers of 64
 KV heads of width 128 fit."""
@@ -57,7 +55,7 @@ _HARD_KL = (
 """Mean KL in nats a token in the hard case of veloxquant.methods.priors, by stored bits a packed number and recent
 tokens, those in 8 bits, with 4 sinks and bits by a calibration of that model; really packed (bench/quality.py), but for
 the first, 2 bits for all, which was simulated."""
-_RUN = frozenset((bits, recent, _EIGHT) for bits, recent, _ in _HARD_KL[1:])
+_RUN = frozenset((bits, recent, EIGHT) for bits, recent, _ in _HARD_KL[1:])
 _MORE_RECENT = 1.25
 """What 64 more recent tokens divide the KL by, up to 256, and 64 fewer multiply it by: simulated, 0.00131 with 192 at
 3.683 bits and 0.00123 with 256 at 3.6, where 0.0017 and 0.0019 are expected with 128."""
@@ -75,10 +73,7 @@ class _Set(NamedTuple):
     """A variant's parameters, defaults filled in, and what a layer has of its own."""
 
     bits: float
-    group: int
-    sinks: int
-    recent: int
-    recent_bits: int
+    kept: Kept
     keys: tuple[int, ...] | None
     """Bits of each class of channels."""
     values: tuple[int, ...] | None
@@ -122,17 +117,12 @@ class Adaptive(Method):
     def parameters(self) -> Sequence[Parameter]:
         """The budget, what is kept besides, and what a layer gets of the budget."""
         own = "between commas; a calibration sets them layer by layer"
-        recent = "recent tokens that are kept at least, a multiple of the group; up to a group more comes and goes"
         return [
             Parameter(
                 name="bits", kind="float", default=_BITS_DEFAULT, low=2.5, high=9.0, help="stored bits a packed number"
             ),
             Parameter(name="group", kind="int", default=64, choices=(32, 64, 128), help="tokens of a group of keys"),
-            Parameter(
-                name="sinks", kind="int", default=_SINKS_DEFAULT, low=0, high=_MOST_TOKENS, help="first tokens kept"
-            ),
-            Parameter(name="recent", kind="int", default=_RECENT_DEFAULT, low=0, high=_MOST_TOKENS, help=recent),
-            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
+            *parameters(_RECENT_DEFAULT, "the group"),
             Parameter(name="keys", kind="str", help=f"bits of each class of key channels {own}"),
             Parameter(name="values", kind="str", help=f"bits of each KV head's values {own}"),
             Parameter(name="order", kind="str", help="the class of each head's channels, base64"),
@@ -190,32 +180,21 @@ class Adaptive(Method):
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Sinks and the ring of recent tokens, both whole from the first token on, and a byte for each key channel."""
-        chosen = _chosen(variant)
-        ring = chosen.recent + chosen.group
-        bits = 0.0
-        for width, itemsize in ((part.key_width, part.key_itemsize), (part.value_width, part.value_itemsize)):
-            group = _recent_group(width, chosen)
-            recent = _EIGHT + 2 * 8 * itemsize / group if group else 8 * itemsize
-            bits += width * (chosen.sinks * 8 * itemsize + ring * recent)
-        return round(part.heads * (bits / 8 + part.key_width))
+        kept = _chosen(variant).kept
+        return kept.fixed_bytes(part, _eight_bits) + part.heads * part.key_width
 
     def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
         """Room for what is packed of so many tokens: whole groups, no slack."""
-        chosen = _chosen(variant)
-        return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
+        return _chosen(variant).kept.slots(tokens)
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
         """An upper bound, by veloxquant.methods.workspace."""
-        chosen, packed = _chosen(variant), _packed_width(part.value_width)
-        keys, values = (self.key_bits(variant, part), self.value_bits(variant, part))
-        tiers = Tiers(
-            sinks=chosen.sinks,
-            ring=chosen.recent + chosen.group,
-            group=chosen.group,
-            key_space=part.key_width,
+        kept, packed = _chosen(variant).kept, _packed_width(part.value_width)
+        tiers = kept.tiers(
+            part,
+            (self.key_bits(variant, part), self.value_bits(variant, part)),
             value_space=packed,
-            scale_group=min(chosen.group, _fitting(packed)),
-            row_bits=keys * part.key_width + values * part.value_width,
+            scale_group=min(kept.group, _fitting(packed)),
             step_arrays=_STEP_ARRAYS,
         )
         return in_tiers(part, tiers, queries, slots)
@@ -223,33 +202,20 @@ class Adaptive(Method):
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
-        hard = _hard_kl(chosen.bits, chosen.recent) * (1 if chosen.sinks else _NO_SINKS)
-        run = (chosen.bits, chosen.recent, chosen.recent_bits) in _RUN and chosen.sinks == _SINKS_DEFAULT
+        hard = _hard_kl(chosen.bits, chosen.kept.recent) * (1 if chosen.kept.sinks else _NO_SINKS)
+        run = (chosen.bits, chosen.kept.recent, chosen.kept.recent_bits) in _RUN and chosen.kept.sinks == Kept().sinks
         return from_hard_case(hard, REALLY_PACKED if run else _BETWEEN)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises MethodRefused where the layer has no bits yet."""
-        from veloxquant.caches.affine_codec import AffineCodec
         from veloxquant.caches.channel_classes import ChannelClassesCodec
-        from veloxquant.caches.float_codec import FloatCodec
-        from veloxquant.caches.tiered import TieredKVCache
 
         chosen, part = _chosen(variant), layer.part
         if chosen.keys is None or chosen.values is None or not chosen.order:
             raise _not_calibrated(f"layer {layer.index} has no bits for its channels and heads")
-        recent = [
-            AffineCodec(width, _EIGHT, group) if (group := _recent_group(width, chosen)) else FloatCodec(width)
-            for width in (part.key_width, part.value_width)
-        ]
         classes = ",".join(map(str, chosen.keys))
-        return TieredKVCache(
-            ChannelClassesCodec(part.key_width, classes, chosen.order, chosen.group),
-            _by_head(part.value_width, chosen.values),
-            sinks=chosen.sinks,
-            recent=chosen.recent,
-            recent_key_codec=recent[0],
-            recent_value_codec=recent[1],
-        )
+        keys = ChannelClassesCodec(part.key_width, classes, chosen.order, chosen.kept.group)
+        return chosen.kept.cache(keys, _by_head(part.value_width, chosen.values), _in_eight)
 
 
 def _measured(place: LayerPlace, calibration: Calibration) -> LayerSensitivity:
@@ -278,8 +244,8 @@ def _units(part: CachePart, chosen: _Set, layer: LayerSensitivity, bits: Sequenc
 
 
 def _unfit(chosen: _Set, part: CachePart) -> str | None:
-    if chosen.recent % chosen.group:
-        return f"{chosen.recent} recent tokens are no whole groups of {chosen.group}"
+    if chosen.kept.recent % chosen.kept.group:
+        return f"{chosen.kept.recent} recent tokens are no whole groups of {chosen.kept.group}"
     if chosen.keys is None and chosen.bits < (least := _least(chosen, part)):
         return f"a budget of {chosen.bits:g} bits a number, where the least is {least:g}"
     if chosen.keys is not None and len(chosen.keys) > _MOST_CLASSES:
@@ -302,10 +268,7 @@ def _chosen(variant: Variant) -> _Set:
     given = variant.params
     return _Set(
         bits=float(given.get("bits") or _BITS_DEFAULT),
-        group=int(given.get("group") or 64),
-        sinks=int(given["sinks"]) if given.get("sinks") is not None else _SINKS_DEFAULT,
-        recent=int(given["recent"]) if given.get("recent") is not None else _RECENT_DEFAULT,
-        recent_bits=int(given.get("recent_bits") or 16),
+        kept=Kept.of(variant, _RECENT_DEFAULT),
         keys=_each(given.get("keys")),
         values=_each(given.get("values")),
         order=str(given.get("order") or ""),
@@ -319,7 +282,7 @@ def _each(text: Param | None) -> tuple[int, ...] | None:
 
 
 def _keys(chosen: _Set, part: CachePart) -> _Side:
-    return _Side(part.key_width, part.key_width, 2 * 8 * part.key_itemsize / chosen.group)
+    return _Side(part.key_width, part.key_width, 2 * 8 * part.key_itemsize / chosen.kept.group)
 
 
 def _values(part: CachePart) -> _Side:
@@ -340,9 +303,18 @@ def _fitting(width: int) -> int:
     return next((group for group in _GROUPS if width % group == 0), 0)
 
 
-def _recent_group(width: int, chosen: _Set) -> int:
-    """Of recent tokens in 8 bits; 0 where they stay in the model's format."""
-    return _fitting(width) if chosen.recent_bits == _EIGHT else 0
+def _eight_bits(width: int, itemsize: int) -> float:
+    """Of one recent vector in 8 bits; in the model's format where no group fits."""
+    group = _fitting(width)
+    return width * (EIGHT + 2 * 8 * itemsize / group) if group else 8 * itemsize * width
+
+
+def _in_eight(width: int) -> Any:
+    """The codec of `_eight_bits`."""
+    from veloxquant.caches.affine_codec import AffineCodec
+    from veloxquant.caches.float_codec import FloatCodec
+
+    return AffineCodec(width, EIGHT, group) if (group := _fitting(width)) else FloatCodec(width)
 
 
 def _by_head(width: int, bits: tuple[int, ...]) -> Any:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
 from veloxquant.methods.priors import REALLY_PACKED, SIMULATED, from_hard_case
-from veloxquant.methods.workspace import Tiers, in_tiers
+from veloxquant.methods.tiers import EIGHT, UNIT, Kept, parameters
+from veloxquant.methods.workspace import in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
 """What mx.quantize takes."""
-_MOST_TOKENS = 2**16
-_UNIT = 32
-"""Recent tokens are a multiple of it."""
 
 _KEY_KL = {8: 0.00002, 6: 0.0003, 5: 0.00107, 4: 0.00364, 3: 0.0188, 2: 0.231}
 _VALUE_KL = {8: 0.000002, 6: 0.00003, 5: 0.00013, 4: 0.0005, 3: 0.0021, 2: 0.0153}
@@ -63,19 +61,10 @@ _PACKING_ARRAYS = 8
 
 
 class _Set(NamedTuple):
-    """A variant's parameters, defaults filled in."""
+    """A variant's bits, defaults filled in."""
 
     key_bits: int = 4
     value_bits: int = 4
-    group: int = 64
-    sinks: int = 4
-    recent: int = 64
-    recent_bits: int = 16
-
-    @property
-    def ring(self) -> int:
-        """Slots of recent tokens."""
-        return self.recent + self.group
 
 
 class Kivi(Method):
@@ -106,106 +95,82 @@ class Kivi(Method):
     def parameters(self) -> Sequence[Parameter]:
         """Bits of both, the group, and what is kept."""
         group = "tokens of a group of keys; values have groups as wide along the width, or the widest that fit"
-        recent = "recent tokens that are kept at least, a multiple of 32; up to a group more comes and goes"
         return [
             Parameter(name="key_bits", kind="int", default=4, choices=_BITS, help="bits a key number, scales apart"),
             Parameter(name="value_bits", kind="int", default=4, choices=_BITS, help="the same of values"),
             Parameter(name="group", kind="int", default=64, choices=_GROUPS, help=group),
-            Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
-            Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
-            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
+            *parameters(),
         ]
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
         """Values need a width that some group divides, keys too where the recent ones have 8 bits."""
-        chosen = _chosen(variant)
-        if chosen.recent % _UNIT:
-            return "not_supported_by_engine", f"{chosen.recent} recent tokens are no multiple of {_UNIT}"
+        kept = Kept.of(variant)
+        if kept.recent % UNIT:
+            return "not_supported_by_engine", f"{kept.recent} recent tokens are no multiple of {UNIT}"
         for what, width in (("key", part.key_width), ("value", part.value_width)):
             if width <= 0:
                 return "not_supported_by_engine", f"the engine keeps no {what}s of their own here"
-            grouped = what == "value" or chosen.recent_bits == 8  # noqa: PLR2004 -- bits
-            if grouped and not _fitting(chosen.group, width):
+            grouped = what == "value" or kept.in_eight
+            if grouped and not _fitting(kept.group, width):
                 return "width_not_divisible", f"groups of 32, 64 or 128 do not divide the {what} width {width}"
         return None
 
     def key_bits(self, variant: Variant, part: CachePart) -> float:
         """Codes, and a scale and a bias for each channel of a group of tokens."""
-        chosen = _chosen(variant)
-        return _stored_bits(chosen.key_bits, chosen.group, part.key_itemsize)
+        return _stored_bits(_chosen(variant).key_bits, Kept.of(variant).group, part.key_itemsize)
 
     def value_bits(self, variant: Variant, part: CachePart) -> float:
         """Codes, and a scale and a bias for each group along the width."""
-        chosen = _chosen(variant)
-        return _stored_bits(chosen.value_bits, _fitting(chosen.group, part.value_width), part.value_itemsize)
+        group = _fitting(Kept.of(variant).group, part.value_width)
+        return _stored_bits(_chosen(variant).value_bits, group, part.value_itemsize)
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Sinks and the ring of recent tokens, both whole from the first token on."""
-        chosen = _chosen(variant)
-        widths = ((part.key_width, part.key_itemsize), (part.value_width, part.value_itemsize))
-        bits = 0.0
-        for width, itemsize in widths:
-            recent = 8.0 * itemsize
-            if chosen.recent_bits == 8:  # noqa: PLR2004 -- bits
-                recent = _stored_bits(8, _fitting(chosen.group, width), itemsize)
-            bits += width * (chosen.sinks * 8 * itemsize + chosen.ring * recent)
-        return round(part.heads * bits / 8)
+        kept = Kept.of(variant)
+        return kept.fixed_bytes(
+            part, lambda width, itemsize: width * _stored_bits(EIGHT, _fitting(kept.group, width), itemsize)
+        )
 
     def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
         """Room for what is packed of so many tokens: whole groups, no slack."""
-        chosen = _chosen(variant)
-        return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
+        return Kept.of(variant).slots(tokens)
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
         """An upper bound, by veloxquant.methods.workspace."""
-        chosen = _chosen(variant)
-        keys, values = (self.key_bits(variant, part), self.value_bits(variant, part))
-        tiers = Tiers(
-            sinks=chosen.sinks,
-            ring=chosen.ring,
-            group=chosen.group,
-            key_space=part.key_width,
+        kept = Kept.of(variant)
+        tiers = kept.tiers(
+            part,
+            (self.key_bits(variant, part), self.value_bits(variant, part)),
             value_space=part.value_width,
-            scale_group=_fitting(chosen.group, part.value_width) or min(_GROUPS),
-            row_bits=keys * part.key_width + values * part.value_width,
+            scale_group=_fitting(kept.group, part.value_width) or min(_GROUPS),
             packing_arrays=_PACKING_ARRAYS,
         )
         return in_tiers(part, tiers, queries, slots)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
-        chosen = _chosen(variant)
-        asked = (chosen.key_bits, chosen.value_bits, chosen.group)
-        simulated = (_KEY_KL[chosen.key_bits] + _VALUE_KL[chosen.value_bits]) * _GROUP_COST[chosen.group]
-        times = 1.0 if chosen.sinks else _NO_SINKS
-        times /= _MORE_RECENT ** ((min(chosen.recent, 256) - 64) / 64)
-        times *= 1 if chosen.recent else _NOTHING_RECENT / _MORE_RECENT
-        if asked in _HARD_KL and times == 1 and chosen.recent_bits == 16:  # noqa: PLR2004 -- bits
+        chosen, kept = _chosen(variant), Kept.of(variant)
+        asked = (chosen.key_bits, chosen.value_bits, kept.group)
+        simulated = (_KEY_KL[chosen.key_bits] + _VALUE_KL[chosen.value_bits]) * _GROUP_COST[kept.group]
+        times = 1.0 if kept.sinks else _NO_SINKS
+        times /= _MORE_RECENT ** ((min(kept.recent, 256) - 64) / 64)
+        times *= 1 if kept.recent else _NOTHING_RECENT / _MORE_RECENT
+        if asked in _HARD_KL and times == 1 and not kept.in_eight:
             return from_hard_case(_HARD_KL[asked], REALLY_PACKED)
         return from_hard_case(_HARD_KL.get(asked, simulated) * times, SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""
         from veloxquant.caches.affine_codec import AffineCodec
-        from veloxquant.caches.float_codec import FloatCodec
         from veloxquant.caches.per_channel import PerChannelCodec
-        from veloxquant.caches.tiered import TieredKVCache
 
-        chosen, part = _chosen(variant), layer.part
+        chosen, kept, part = _chosen(variant), Kept.of(variant), layer.part
 
-        def values(width: int, bits: int) -> Any:
-            return AffineCodec(width, bits, _fitting(chosen.group, width) or chosen.group)
+        def by_token(width: int, bits: int = EIGHT) -> Any:
+            return AffineCodec(width, bits, _fitting(kept.group, width) or kept.group)
 
-        widths = part.key_width, part.value_width
-        recent = [FloatCodec(width) if chosen.recent_bits == 16 else values(width, 8) for width in widths]  # noqa: PLR2004
-        return TieredKVCache(
-            PerChannelCodec(part.key_width, chosen.key_bits, chosen.group),
-            values(part.value_width, chosen.value_bits),
-            sinks=chosen.sinks,
-            recent=chosen.recent,
-            recent_key_codec=recent[0],
-            recent_value_codec=recent[1],
-        )
+        keys = PerChannelCodec(part.key_width, chosen.key_bits, kept.group)
+        return kept.cache(keys, by_token(part.value_width, chosen.value_bits), by_token)
 
 
 def _chosen(variant: Variant) -> _Set:

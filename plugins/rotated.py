@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.methods import LayerSpec, Method, Parameter, QualityPrior, Variant, hookimpl
 from veloxquant.methods.priors import REALLY_PACKED, SIMULATED, from_hard_case
-from veloxquant.methods.workspace import MANY_ROWS, Tiers, in_blocks, in_tiers, query_heads
+from veloxquant.methods.tiers import EIGHT, UNIT, Kept, parameters
+from veloxquant.methods.workspace import MANY_ROWS, in_blocks, in_tiers, query_heads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,15 +39,10 @@ if TYPE_CHECKING:
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (32, 64, 128)
 """What mx.quantize takes."""
-_MOST_TOKENS = 2**16
-_UNIT = 32
-"""Recent tokens are a multiple of it."""
 _MOST_SEED = 2**53
 _WIDEST = 2**13
 _LEAST_BLOCK = 16
 """As in veloxquant.caches.hadamard."""
-_EIGHT = 8
-"""Bits of recent tokens that are not in the model's format."""
 
 _HARD_KEY_KL = {2: 0.0525, 3: 0.0085, 4: 0.0019, 5: 0.0007, 6: 0.0003, 8: 0.0001}
 _HARD_VALUE_KL = {2: 0.0082, 3: 0.0022, 4: 0.0007, 5: 0.0003, 6: 0.0001, 8: 0.0001}
@@ -75,14 +71,11 @@ _ENCODE_NUMBERS, _SLACK = 2**19, 2**10
 
 
 class _Set(NamedTuple):
-    """A variant's parameters, defaults filled in."""
+    """A variant's parameters but for what is kept, defaults filled in."""
 
     key_bits: int = 4
     value_bits: int = 3
     group: int = 64
-    sinks: int = 4
-    recent: int = 64
-    recent_bits: int = 16
     seed: int = 0
 
 
@@ -116,19 +109,16 @@ class Rotated(Method):
 
     def parameters(self) -> Sequence[Parameter]:
         """Bits of both, the group, what is kept, and the seed of the rotation's signs."""
-        recent = "recent tokens that are kept at least, a multiple of 32; up to a group more comes and goes"
         return [
             *_shared_parameters("tokens of a group of keys; values have the widest group along the width up to it"),
-            Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
-            Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=recent),
-            Parameter(name="recent_bits", kind="int", default=16, choices=(16, 8), help="16: the model's own format"),
+            *parameters(),
         ]
 
     def refuses(self, variant: Variant, part: CachePart) -> tuple[str, str] | None:
         """Widths that no rotation serves, and recent tokens that are no multiple of 32."""
-        chosen = _chosen(variant)
-        if chosen.recent % _UNIT:
-            return "not_supported_by_engine", f"{chosen.recent} recent tokens are no multiple of {_UNIT}"
+        recent = Kept.of(variant).recent
+        if recent % UNIT:
+            return "not_supported_by_engine", f"{recent} recent tokens are no multiple of {UNIT}"
         return _refused("key", part.key_width, part.key_width) or _refused(
             "value", part.value_width, _filled(part.value_width)
         )
@@ -145,60 +135,41 @@ class Rotated(Method):
 
     def fixed_bytes(self, variant: Variant, part: CachePart) -> int:
         """Sinks and the ring of recent tokens, both whole from the first token on."""
-        chosen = _chosen(variant)
-        bits = 0
-        for width, itemsize in ((part.key_width, part.key_itemsize), (part.value_width, part.value_itemsize)):
-            floats = 8 * itemsize * width
-            eight = _row_bits(_EIGHT, _MOST_GROUP, width, itemsize, scales=2)
-            recent = eight if chosen.recent_bits == _EIGHT else floats
-            bits += chosen.sinks * floats + (chosen.recent + chosen.group) * recent
-        return part.heads * bits // 8
+        return Kept.of(variant).fixed_bytes(part, _eight_bits)
 
     def slots(self, variant: Variant, part: CachePart, tokens: int) -> int | None:
         """Room for what is packed of so many tokens: whole groups, no slack."""
-        chosen = _chosen(variant)
-        return max(0, (tokens - chosen.sinks - chosen.recent) // chosen.group) * chosen.group
+        return Kept.of(variant).slots(tokens)
 
     def workspace_bytes(self, variant: Variant, part: CachePart, queries: int, slots: int) -> int:
         """An upper bound, by veloxquant.methods.workspace."""
-        chosen, filled = _chosen(variant), _filled(part.value_width)
-        keys, values = (self.key_bits(variant, part), self.value_bits(variant, part))
-        tiers = Tiers(
-            sinks=chosen.sinks,
-            ring=chosen.recent + chosen.group,
-            group=chosen.group,
-            key_space=part.key_width,
-            value_space=filled,
-            scale_group=_fitting(chosen.group, filled),
-            row_bits=keys * part.key_width + values * part.value_width,
-        )
+        kept, filled = Kept.of(variant), _filled(part.value_width)
+        bits = (self.key_bits(variant, part), self.value_bits(variant, part))
+        tiers = kept.tiers(part, bits, value_space=filled, scale_group=_fitting(kept.group, filled))
         return in_tiers(part, tiers, queries, slots)
 
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
-        chosen = _chosen(variant)
+        chosen, kept = _chosen(variant), Kept.of(variant)
         added = _HARD_KEY_KL[chosen.key_bits] + _HARD_VALUE_KL[chosen.value_bits]
-        for recent_bits, source in ((chosen.recent_bits, REALLY_PACKED), (_EIGHT, _RECENT_IN_EIGHT)):
+        for recent_bits, source in ((kept.recent_bits, REALLY_PACKED), (EIGHT, _RECENT_IN_EIGHT)):
             hard = _HARD_KL.get((chosen.key_bits, chosen.value_bits, recent_bits))
             if hard is not None:
-                return from_hard_case(hard, source if _planned(chosen) else SIMULATED)
+                planned = kept._replace(recent_bits=EIGHT) == Kept(recent_bits=EIGHT)
+                return from_hard_case(hard, source if planned else SIMULATED)
         return from_hard_case(added, SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises InvalidParams or MethodRefused for what is refused."""
         from veloxquant.caches.refit import RefitPerChannelCodec
         from veloxquant.caches.rotated import RotatedCodec
-        from veloxquant.caches.tiered import TieredKVCache
 
         chosen, part = _chosen(variant), layer.part
         keys = RefitPerChannelCodec(part.key_width, chosen.key_bits, chosen.group, unbiased=True)
-        return TieredKVCache(
+        return Kept.of(variant).cache(
             RotatedCodec(part.key_width, keys, chosen.seed),
             _by_token(part.value_width, chosen.value_bits, chosen),
-            sinks=chosen.sinks,
-            recent=chosen.recent,
-            recent_key_codec=_recent(part.key_width, chosen),
-            recent_value_codec=_recent(part.value_width, chosen),
+            lambda width: _in_eight(width, chosen.seed),
         )
 
 
@@ -245,7 +216,7 @@ class RotatedToken(Rotated):
         chosen = _chosen(variant)
         added = _HARD_TOKEN_KEY_KL[chosen.key_bits] + _HARD_TOKEN_VALUE_KL[chosen.value_bits]
         hard = _HARD_TOKEN_KL.get((chosen.key_bits, chosen.value_bits), added)
-        run = (chosen.key_bits, chosen.value_bits) in _HARD_TOKEN_KL and _planned(chosen)
+        run = (chosen.key_bits, chosen.value_bits) in _HARD_TOKEN_KL and chosen.group == _Set().group
         return from_hard_case(hard, REALLY_PACKED if run else SIMULATED)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
@@ -277,11 +248,6 @@ def _shared_parameters(group: str) -> list[Parameter]:
 
 def _chosen(variant: Variant) -> _Set:
     return _Set(**{name: int(variant.params[name]) for name in _Set._fields if variant.params.get(name) is not None})
-
-
-def _planned(chosen: _Set) -> bool:
-    """Whether all but bits have defaults, as in what is planned with and was run; the seed does not matter."""
-    return chosen[2:5] == _Set()[2:5]
 
 
 _MOST_GROUP = 64
@@ -328,17 +294,19 @@ def _by_token(width: int, bits: int, chosen: _Set) -> Any:
     return RotatedCodec(width, SymmetricCodec(filled, bits, _fitting(chosen.group, filled)), chosen.seed)
 
 
-def _recent(width: int, chosen: _Set) -> Any:
-    """Floats, or 8 bits: as they come where groups fit, else rotated with zeros behind."""
+def _eight_bits(width: int, itemsize: int) -> float:
+    """Of one recent vector in 8 bits."""
+    return _row_bits(EIGHT, _MOST_GROUP, width, itemsize, scales=2)
+
+
+def _in_eight(width: int, seed: int) -> Any:
+    """8 bits as they come where groups fit, else rotated with zeros behind."""
     from veloxquant.caches.affine_codec import AffineCodec
-    from veloxquant.caches.float_codec import FloatCodec
     from veloxquant.caches.rotated import RotatedCodec
 
-    if chosen.recent_bits != _EIGHT:
-        return FloatCodec(width)
     filled = _filled(width)
-    eight = AffineCodec(filled, _EIGHT, _fitting(_MOST_GROUP, filled))
-    return eight if filled == width else RotatedCodec(width, eight, chosen.seed)
+    eight = AffineCodec(filled, EIGHT, _fitting(_MOST_GROUP, filled))
+    return eight if filled == width else RotatedCodec(width, eight, seed)
 
 
 _STEP_ARRAYS, _QUERY_ARRAYS, _PACKING_ARRAYS = 5, 4, 24
