@@ -166,6 +166,7 @@ def test_a_trace_is_bounded_and_kept_where_the_configuration_says(
         "timeout_s": 5.0,
         "memory_limit_bytes": 2 * 2**30,
         "calibration": None,
+        "tried": loaded.stamps or None,
     }
 
 

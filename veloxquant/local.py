@@ -178,6 +178,7 @@ def trace_profile(source: ModelSource, world: World) -> ModelProfile:
         timeout_s=trace.timeout_s,
         memory_limit_bytes=trace.memory_limit_bytes,
         calibration=world.snapshot.calibration(source.model_id, source.config_hash),
+        tried=world.loaded.stamps or None,
     )
     why = _unkept(world.config) if found.source == "traced" else None
     return found if why is None else msgspec.structs.replace(found, unkept=why)

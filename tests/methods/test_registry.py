@@ -15,6 +15,7 @@ import pytest
 
 from veloxquant.errors import MethodNotFound
 from veloxquant.methods import probe, registry, verdicts
+from veloxquant.methods.checks import sample_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -320,33 +321,121 @@ def test_a_method_that_fails_later_is_listed(install: Any) -> None:
     loaded = registry.load()
     assert loaded.tripped() == ()
     method = loaded.method("one")
-    from veloxquant.methods.checks import sample_part
-
     with pytest.raises(Exception, match="ZeroDivisionError"):
         method.key_bits(method.variants()[0], sample_part(72, 2))
     assert [(q.name, q.distribution) for q in loaded.tripped()] == [("one", "first")]
 
 
-def test_code_that_changed_under_a_running_process_is_told_of(install: Any) -> None:
-    """The process keeps the code it imported, and says so."""
-    site = install("first", "one", "one-a")
-    assert registry.load().warnings == ()
-    module = site / "vqreg_first.py"
-    module.write_text(module.read_text() + "\n# changed\n")
-    assert registry.load().warnings == ("first: its files changed since this process loaded it; restart to use them",)
+def upgrade(site: Path, old: str, new: str, *lines: str) -> None:
+    """Lay out what pip leaves after an upgrade of the distribution `first`, with lines added to its module."""
+    module, info = site / "vqreg_first.py", site / f"first-{old}.dist-info"
+    module.write_text("\n".join([module.read_text(), *lines, "# another version\n"]))
+    (info / "METADATA").write_text((info / "METADATA").read_text().replace(f"Version: {old}", f"Version: {new}"))
+    info.rename(site / f"first-{new}.dist-info")
 
 
-def test_an_upgrade_under_a_running_process_is_told_of(install: Any) -> None:
-    """Another version by its metadata, and the code that runs is still the old one."""
+def test_an_upgraded_plugin_answers_from_its_new_version_after_the_next_load(install: Any) -> None:
+    """No stale module stays: its figures, its version and its fingerprint are those of the files on disk."""
     site = install("first", "one", "one-a")
-    registry.load()
-    module, info = site / "vqreg_first.py", site / "first-1.0.dist-info"
-    module.write_text(module.read_text() + "\n# changed\n")
-    (info / "METADATA").write_text((info / "METADATA").read_text().replace("Version: 1.0", "Version: 1.1"))
-    info.rename(site / "first-1.1.dist-info")
+    before = registry.load()
+    upgrade(site, "1.0", "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
     loaded = registry.load()
-    assert loaded.sources["one"].version == "1.1"
-    assert loaded.warnings == ("first: its files changed since this process loaded it; restart to use them",)
+    method = loaded.method("one")
+    assert method.key_bits(method.variants()[0], sample_part(64, 2)) == 4.0
+    assert (loaded.sources["one"].version, loaded.warnings) == ("1.1", ())
+    assert before.fingerprint != loaded.fingerprint == registry.load().fingerprint
+    assert before.method("one").key_bits(method.variants()[0], sample_part(64, 2)) == 8.0
+
+
+def test_a_plugin_with_compiled_parts_needs_a_restart_and_says_so(install: Any) -> None:
+    """It goes on as the version it is, under that version's name."""
+    compiled = "__file__ = __file__.replace('.py', '.abi3.so')\n" + SOURCE
+    site = install("first", "one", "one-a", source=compiled)
+    before = registry.load()
+    upgrade(site, "1.0", "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
+    loaded = registry.load()
+    method = loaded.method("one")
+    assert method.key_bits(method.variants()[0], sample_part(64, 2)) == 8.0
+    assert loaded.warnings == ("first: this process runs 1.0; restart to use first 1.1",)
+    assert loaded.sources["one"].version == "1.0"
+    assert loaded.fingerprint == before.fingerprint
+
+
+def test_two_plugins_of_one_package_are_renewed_together(install: Any) -> None:
+    """They share classes before an upgrade and after it, since all are forgotten before any is imported."""
+    shared = SOURCE + "import vqreg_second\nMine.base = vqreg_second.Mine\n"
+    install("second", "two", "two-a")
+    site = install("first", "one", "one-a", source=shared)
+    points = "[veloxquant.methods]\none = vqreg_first\ntwo = vqreg_second\n"
+    (site / "first-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (site / "second-1.0.dist-info" / "entry_points.txt").write_text("")
+    registry.load()
+    for name in ("first", "second"):
+        (site / f"vqreg_{name}.py").write_text((site / f"vqreg_{name}.py").read_text() + "# changed\n")
+    loaded = registry.load()
+    assert names(loaded) == sorted([*OURS, "one", "two"])
+    assert sys.modules["vqreg_first"].Mine.base is sys.modules["vqreg_second"].Mine
+
+
+def test_a_look_again_tells_an_installation_and_a_changed_file_from_nothing(install: Any) -> None:
+    """What the daemon asks now and then, without loading anything."""
+    site = install("first", "one", "one-a")
+    loaded = registry.load()
+    quiet = loaded.look_again()
+    assert loaded.look_again() == quiet
+    module = site / "vqreg_first.py"
+    module.write_text(module.read_text() + "# changed\n")
+    changed = loaded.look_again()
+    assert changed != quiet
+    install("second", "two", "two-a")
+    os.utime(site, ns=(1, 1))  # some file systems have coarse times
+    assert loaded.look_again() not in (quiet, changed)
+
+
+def test_what_was_tried_elsewhere_is_loaded_as_it_was_and_nothing_else(install: Any, probes: list[int]) -> None:
+    """A trace loads what its planner has loaded, from the same files, or not at all."""
+    site = install("first", "one", "one-a")
+    install("second", "two", "two-a")
+    stamps = dict(registry.load().stamps)
+    stamps.pop("second:second=vqreg_second")
+    assert names(registry.load(tried=stamps)) == sorted([*OURS, "one"])
+    assert len(probes) == 1
+    module = site / "vqreg_first.py"
+    module.write_text(module.read_text() + "# changed\n")
+    loaded = registry.load(tried=stamps)
+    assert names(loaded) == OURS
+    assert [(q.name, q.reason) for q in loaded.quarantined] == [
+        ("first", "its files changed since the planner loaded it: veloxquantctl reload")
+    ]
+
+
+@pytest.mark.parametrize("what", ["vqreg_first.py", "first-1.0.dist-info", "."])
+def test_a_plugin_that_others_may_write_is_not_even_imported(install: Any, probes: list[int], what: str) -> None:
+    """Its module, the folder that announces it, or the folder they lie in: with the command that mends it."""
+    site = install("first", "one", "one-a", source="raise SystemExit\n" + SOURCE)
+    os.chmod(site / what, 0o777)
+    loaded = registry.load()
+    assert names(loaded) == OURS
+    (fenced,) = loaded.quarantined
+    assert fenced.name == "first"
+    assert fenced.reason == (
+        f"it can be written by others: {site / what} is open to everybody: chmod go-w '{site / what}'"
+    )
+    assert probes == [0]
+
+
+def test_a_plugins_inner_file_that_others_may_write_is_found(install: Any, short_folder: Path) -> None:
+    """Each file of its package counts, not the one of its entry point alone."""
+    site = install("first", "one", "one-a")
+    package = site / "vqreg_first"
+    package.mkdir()
+    (site / "vqreg_first.py").rename(package / "__init__.py")
+    inner = package / "data.json"
+    inner.write_text("{}")
+    assert "one" in names(registry.load())
+    inner.chmod(0o666)
+    (fenced,) = registry.load().quarantined
+    assert fenced.reason.startswith(f"it can be written by others: {inner} is open to everybody")
 
 
 @pytest.mark.parametrize("value", ["", "not a module", ":", "a:b:c", "..", "os:", "os.path:join"])

@@ -38,8 +38,9 @@ def _plugins(distribution: Distribution) -> frozenset[Plugin]:
     name, version = distribution.metadata["Name"], distribution.version
     if not name:
         raise ValueError("its metadata has no name")
+    where = str(getattr(distribution, "_path", "") or "")  # no public name for it
     by_value = {point.value: point.name for point in sorted(points, key=lambda p: p.name, reverse=True)}
-    return frozenset(Plugin(name=by_value[v], value=v, distribution=name, version=version or "") for v in by_value)
+    return frozenset(Plugin(name, by_value[value], value, version or "", where) for value in by_value)
 
 
 def _unreadable(distribution: Distribution, error: Exception) -> Quarantined:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 
 from veloxquant.methods.hookspec import ENTRY_POINT_GROUP
@@ -20,6 +20,13 @@ class Plugin:
     name: str
     value: str
     version: str = ""
+    metadata: str = field(default="", compare=False)
+    """The folder that announces it (`.dist-info`), "" where it lies in no folder."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others, as one word."""
+        return f"{canonical(self.distribution)}:{self.name}={self.value}"
 
     @property
     def module(self) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from veloxquant import paths
@@ -16,9 +15,11 @@ from veloxquant.methods.checks import check_parameters, check_variants
 from veloxquant.methods.discovery import discover
 from veloxquant.methods.fence import methods_of, quiet, reason_of
 from veloxquant.methods.guard import Guarded
-from veloxquant.methods.plugin import Plugin, Quarantined, canonical
+from veloxquant.methods.plugin import Plugin, Quarantined
+from veloxquant.methods.plugin_files import PluginFiles, digest, look, site
 from veloxquant.methods.probe import Limits, Verdict, examine
 from veloxquant.methods.timed import within
+from veloxquant.methods.upgrades import Imported, Running
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
     from veloxquant.methods.method import Method, Variant
 
-_imported: dict[tuple[str, str, str], str | None] = {}
-"""The files each foreign plugin had when this process first met it, by distribution, name and value: an upgrade
-changes the version, and the code that was imported stays."""
+_imported = Imported()
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,15 @@ class Loaded:
     fingerprint: str
     sources: Mapping[str, Plugin] = field(default_factory=dict)
     """Method name -> the plugin it came from."""
+    stamps: Mapping[str, str] = field(default_factory=dict)
+    """Plugin.key of each plugin with a method here -> the stamp of its files, "" for ours and where it is unknown."""
     warnings: tuple[str, ...] = ()
+    foreign: tuple[Plugin, ...] = ()
+    """Every plugin that is not ours, quarantined or not."""
+
+    def look_again(self) -> str:
+        """What stays the same until a plugin is installed, removed or changed on disk. Some file system calls."""
+        return digest([site(), *((plugin.key, look(plugin).stamp) for plugin in self.foreign)])
 
     def method(self, name: str) -> Method:
         """The ready method of that name. Raises MethodNotFound, with the reason when it is quarantined."""
@@ -93,6 +100,7 @@ class _Candidate:
 def load(
     *,
     only: Sequence[str] | None = None,
+    tried: Mapping[str, str] | None = None,
     import_timeout_s: float = 2.0,
     hook_timeout_s: float = 1.0,
     cache_dir: Path | None = None,
@@ -100,29 +108,40 @@ def load(
     """Find, try out and load every plugin. Never raises for a bad one.
 
     `only` narrows to plugins of these entry-point names; without it VELOXQUANT_PLUGINS does (comma-separated).
-    Plugins that are not ours are first loaded in a process of their own (`probe`), within the time limits in seconds,
-    unless `cache_dir` remembers a verdict about these very files.
+    Plugins that are not ours and whose files only their user may write are first loaded in a process of their own
+    (`probe`), within the time limits in seconds, unless `cache_dir` remembers a verdict about these very files.
+
+    `tried` are `Loaded.stamps` of a process that has done all this: these plugins alone are loaded, each at once,
+    unless its files have changed since.
     """
     found, unreadable = discover()
     wanted, missing = _narrowed(found, only)
     limits = Limits(import_s=import_timeout_s, hook_s=hook_timeout_s, check_s=hook_timeout_s)
     folder = paths.cache_dir() / "methods" if cache_dir is None else cache_dir
-    stamps, judged = _judged([plugin for plugin in wanted if not plugin.first_party], limits, folder)
+    files = {plugin: look(plugin) for plugin in wanted if not plugin.first_party}
+    if tried is None:
+        judged = _judged(files, limits, folder)
+    else:
+        wanted = [plugin for plugin in wanted if plugin.key in tried]
+        judged = {plugin: _same(seen.stamp, tried.get(plugin.key)) for plugin, seen in files.items()}
+    running = [_running(plugin, files) for plugin in wanted]
     candidates: list[_Candidate] = []
     fenced = [*unreadable, *missing]
-    stale = [_stale(plugin) for plugin, stamp in stamps.items() if _is_stale(plugin, stamp)]
-    for plugin in wanted:
+    for plugin, runs in zip(wanted, running, strict=True):
         verdict = judged.get(plugin, Verdict(ok=True))
         if not verdict.ok:
             fenced.append(Quarantined(plugin.name, plugin.distribution, verdict.reason))
             continue
         try:
-            candidates += _candidates(plugin, stamps.get(plugin) or "", import_timeout_s + hook_timeout_s)
+            candidates += _candidates(runs.plugin, runs.stamp or "", import_timeout_s + hook_timeout_s)
         except MethodRefused as error:
             fenced.append(Quarantined(plugin.name, plugin.distribution, error.message))
-            verdicts.remember(folder, plugin, stamps.get(plugin), Verdict(ok=False, reason=error.message))
+            if plugin in files:
+                verdicts.remember(folder, plugin, files[plugin].stamp, Verdict(ok=False, reason=error.message))
     ready, clashing, warnings = _without_clashes(candidates)
-    return _loaded(ready, [*fenced, *clashing], [*stale, *warnings])
+    stale = [runs.warning for runs in running if runs.warning is not None]
+    loaded = _loaded(ready, [*fenced, *clashing], [*stale, *warnings])
+    return replace(loaded, foreign=tuple(files))
 
 
 def _narrowed(found: Iterable[Plugin], only: Sequence[str] | None) -> tuple[list[Plugin], list[Quarantined]]:
@@ -136,33 +155,27 @@ def _narrowed(found: Iterable[Plugin], only: Sequence[str] | None) -> tuple[list
     return wanted, [Quarantined(name, "", "it was asked for and no installed plugin has this name") for name in missing]
 
 
-def _judged(
-    plugins: Sequence[Plugin], limits: Limits, folder: Path
-) -> tuple[dict[Plugin, str | None], dict[Plugin, Verdict]]:
-    """A stamp and a verdict for each foreign plugin, remembered or fresh."""
-    stamps = {plugin: verdicts.stamp(plugin) for plugin in plugins}
-    known = {plugin: verdicts.recall(folder, plugin, stamps[plugin]) for plugin in plugins}
-    unknown = [plugin for plugin in plugins if known[plugin] is None]
+def _judged(files: Mapping[Plugin, PluginFiles], limits: Limits, folder: Path) -> dict[Plugin, Verdict]:
+    """A verdict for each foreign plugin, remembered or fresh. Files that others may write are not even imported."""
+    judged = {p: Verdict(ok=False, reason=seen.exposed) for p, seen in files.items() if seen.exposed is not None}
+    asked = {plugin: seen.stamp for plugin, seen in files.items() if plugin not in judged}
+    known = {plugin: verdicts.recall(folder, plugin, stamp) for plugin, stamp in asked.items()}
+    unknown = [plugin for plugin, verdict in known.items() if verdict is None]
     for plugin, verdict in zip(unknown, examine(unknown, limits), strict=True):
         known[plugin] = verdict
-        verdicts.remember(folder, plugin, stamps[plugin], verdict)
-    return stamps, {plugin: verdict for plugin, verdict in known.items() if verdict is not None}
+        verdicts.remember(folder, plugin, asked[plugin], verdict)
+    return judged | {plugin: verdict for plugin, verdict in known.items() if verdict is not None}
 
 
-def _is_stale(plugin: Plugin, stamp: str | None) -> bool:
-    """Whether this process has imported other files than those on disk now; Python imports a module once."""
-    try:
-        imported = plugin.module in sys.modules
-    except AttributeError:  # a value that names no module; the fence says so
-        return False
-    key = canonical(plugin.distribution), plugin.name, plugin.value
-    first = _imported.setdefault(key, stamp) if imported else stamp
-    _imported[key] = first
-    return first != stamp
+def _same(stamp: str | None, tried: str | None) -> Verdict:
+    if (stamp or "") == tried:
+        return Verdict(ok=True)
+    return Verdict(ok=False, reason="its files changed since the planner loaded it: veloxquantctl reload")
 
 
-def _stale(plugin: Plugin) -> str:
-    return f"{plugin.distribution}: its files changed since this process loaded it; restart to use them"
+def _running(plugin: Plugin, files: Mapping[Plugin, PluginFiles]) -> Running:
+    """Ours never change under a process that should use them: our own version comes with a restart."""
+    return _imported.renew(plugin, files[plugin].stamp) if plugin in files else Running(plugin, None)
 
 
 def _candidates(plugin: Plugin, stamp: str, limit_s: float) -> list[_Candidate]:
@@ -216,6 +229,7 @@ def _loaded(ready: Sequence[_Candidate], fenced: Sequence[Quarantined], warnings
         quarantined=tuple(sorted(fenced, key=lambda q: (q.name, q.distribution, q.reason))),
         fingerprint=_fingerprint(ordered),
         sources={candidate.method.name: candidate.plugin for candidate in ordered},
+        stamps={candidate.plugin.key: candidate.stamp for candidate in ordered},
         warnings=tuple(sorted(warnings)),
     )
 

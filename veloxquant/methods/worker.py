@@ -67,9 +67,9 @@ class Factory:
         return self.loaded.method(method), Variant(method=method, label=label, params=params)
 
 
-def load() -> Factory:
-    """Load every plugin in this process, with the fences of `registry.load`."""
-    return Factory(load_registry())
+def load(tried: Mapping[str, str] | None = None) -> Factory:
+    """Load every plugin in this process, with the fences of `registry.load`; those `tried` elsewhere as they are."""
+    return Factory(load_registry(tried=tried))
 
 
 def declared_bytes(method: Method, variant: Variant, part: CachePart, runs: Iterable[Run]) -> int:

@@ -37,6 +37,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     factory: str = ""
     """"module:callable" that makes the object which builds method caches."""
+    tried: Mapping[str, str] | None = None
+    """What the callable is given, None for nothing: the plugins the asking process loaded, with the stamp of each."""
     probes: tuple[ProbeRequest, ...] = ()
     calibration: Calibration | None = None
     """Of this model, for methods that choose parameters by layer from it."""

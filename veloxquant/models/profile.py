@@ -60,9 +60,11 @@ def profile(
     timeout_s: float = 20.0,
     memory_limit_bytes: int = 2 * 2**30,
     calibration: Calibration | None = None,
+    tried: Mapping[str, str] | None = None,
 ) -> ModelProfile:
     """What an earlier trace said, else a trace now in a worker process: seconds, bounded by time and memory.
 
+    `tried` is handed to the factory: the plugins that may be loaded there, with the stamp of each one's files.
     Where the worker dies or mlx-lm is missing, the static reader answers for the families it knows, and the notes say
     why. Raises ModelConfigInvalid, ModelNotSupported or EngineUnavailable.
     """
@@ -78,6 +80,7 @@ def profile(
         config_hash=source.config_hash,
         dtype=dtype,
         factory=factory,
+        tried=tried,
         probes=tuple(msgspec.convert(probe, ProbeRequest) for probe in probes),
         calibration=calibration,
         memory_limit_bytes=memory_limit_bytes,

@@ -63,11 +63,15 @@ class LayerFactory(Factory, Protocol):
         ...
 
 
-def load_factory(dotted: str) -> Factory | str:
-    """Call "module:callable"; a sentence saying what it raised when it fails, since the trace itself must go on."""
+def load_factory(dotted: str, tried: Mapping[str, str] | None = None) -> Factory | str:
+    """Call "module:callable", with `tried` where it is given; a sentence saying what it raised when it fails.
+
+    The trace itself must go on.
+    """
     module, _, name = dotted.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)()  # type: ignore[no-any-return]
+        made = getattr(importlib.import_module(module), name)
+        return made() if tried is None else made(tried)  # type: ignore[no-any-return]
     except BaseException as error:  # noqa: BLE001 -- plugins run here, and may raise anything
         return f"methods cannot be loaded in the trace: {sentence(error)}"
 

@@ -45,7 +45,8 @@ def answers(request: TraceRequest) -> Iterator[Answer]:
         if request.probes:
             # Counting packed the first model's weights; another one costs milliseconds.
             model = engine.build(config, request.dtype)
-            prober = Prober(model, profile, load_factory(request.factory), request.calibration)
+            factory = load_factory(request.factory, request.tried)
+            prober = Prober(model, profile, factory, request.calibration)
             yield from (Probed(probe=prober.probe(wanted)) for wanted in request.probes)
     except EngineRefused as refusal:
         yield Failed(kind=refusal.kind, message=str(refusal), hint=refusal.hint)
