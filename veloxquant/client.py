@@ -186,6 +186,10 @@ class Client:
         """How the daemon is. Raises NotRunning, NotAnswering."""
         return self._typed("status", {}, answers.Status, timeout_s, local=False)
 
+    def metrics(self, *, timeout_s: float | None = None) -> answers.Metrics:
+        """The daemon's numbers for a Prometheus scraper. Raises NotRunning, UnknownMethod by an older daemon."""
+        return self._typed("metrics", {}, answers.Metrics, timeout_s, local=False)
+
     def ping(self, *, timeout_s: float | None = None) -> answers.Pong:
         """That the daemon answers. Raises NotRunning, NotAnswering."""
         return self._typed("ping", {}, answers.Pong, timeout_s, local=False)

@@ -24,6 +24,7 @@ RESULTS = {
     "methods": answers.MethodList,
     "records": answers.RecordPage,
     "hardware": HardwareProfile,
+    "metrics": answers.Metrics,
     "reload": answers.Reloaded,
     "subscribe": answers.Subscribed,
     "unsubscribe": answers.Subscribed,

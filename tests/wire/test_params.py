@@ -53,7 +53,7 @@ def test_the_way_out_is_in_the_hint(method: str, params: Any, hint: str) -> None
 
 def test_the_calls_are_the_protocols() -> None:
     """No call is missing and none is there that nobody promised."""
-    names = "hello ping plan fit explain methods records hardware status reload subscribe unsubscribe shutdown"
+    names = "hello ping plan fit explain methods records hardware status metrics reload subscribe unsubscribe shutdown"
     assert set(messages.PARAMS) == set(names.split())
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant import __version__, local, views
 from veloxquant.config import load
-from veloxquant.daemon import log
+from veloxquant.daemon import log, metrics
 from veloxquant.daemon import status as process_state
 from veloxquant.daemon.counters import Clients, Counters
 from veloxquant.daemon.hardware_watch import HardwareWatch
@@ -23,7 +23,7 @@ from veloxquant.daemon.subscribers import Subscribers
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.daemon.traces import Traces
 from veloxquant.errors import VeloxError
-from veloxquant.wire.answers import MethodsState, Reloaded, Status
+from veloxquant.wire.answers import MethodsState, Metrics, Reloaded, Status
 from veloxquant.wire.messages import PROTOCOL
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class Application:
             uptime_s=round(time.monotonic() - self._started, 3),
             generation=self.state.generation,
             socket=str(self._socket),
+            log_file=None if (kept := log.place()) is None else str(kept),
             config_path=self._config_file(),
             hardware=self.state.world.snapshot.hardware,
             methods=self._methods(),
@@ -149,6 +150,10 @@ class Application:
             process=process_state.now(),
             warnings=self._warnings(),
         )
+
+    async def metrics(self) -> Metrics:
+        """Answer `metrics`."""
+        return metrics.render(await self.status(), self.counters.durations)
 
     def _config_file(self) -> str | None:
         """The configuration file that a reload reads, None while there is none."""
@@ -224,7 +229,8 @@ class Application:
         ]
         tripped = [f"method {one.name} failed in use: {one.reason}" for one in self.state.world.loaded.tripped()]
         plugins = self.state.world.loaded.warnings
-        return (*self.state.warnings.values(), *fenced, *tripped, *plugins, *self.feed.warnings())
+        lost = [] if (text := log.trouble()) is None else [text]
+        return (*self.state.warnings.values(), *lost, *fenced, *tripped, *plugins, *self.feed.warnings())
 
 
 def _needs_restart(running: Config, wanted: Config) -> str | None:

@@ -6,6 +6,7 @@ internal_error with an id under which the log has the traceback.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -17,6 +18,7 @@ import msgspec
 from veloxquant import __version__, views
 from veloxquant.daemon import log
 from veloxquant.daemon.application import SERVER
+from veloxquant.daemon.traces import waited_s
 from veloxquant.errors import ProtocolUnsupported, ShuttingDown, VeloxError
 from veloxquant.wire import messages
 from veloxquant.wire.answers import Hello, Pong, Reloaded, Stopping, Subscribed
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from veloxquant.daemon.application import Application
     from veloxquant.daemon.connection import Connection
+    from veloxquant.wire.messages import Envelope
 
 CAPABILITIES = tuple(sorted(messages.PARAMS))
 """One for each call; later features get names of their own."""
@@ -50,6 +53,7 @@ class Dispatch:
             "records": lambda params, _client, _raw: app.feed.page(params, app.state.generation),
             "hardware": lambda params, _client, _raw: app.hardware(params),
             "status": lambda _params, _client, _raw: app.status(),
+            "metrics": lambda _params, _client, _raw: app.metrics(),
             "reload": self._reload,
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
@@ -66,12 +70,14 @@ class Dispatch:
             request_id, method = envelope.id, envelope.method
             result = self._result(method, bytes(envelope.params), client)
         except VeloxError as error:
-            return self._refuse(messages.salvage_id(frame) if request_id is None else request_id, method, error, began)
+            self._count(method, began, client)
+            return self._refuse(messages.salvage_id(frame) if request_id is None else request_id, error)
         except Exception:  # noqa: BLE001 -- the fence: one bad answer must not end the connection
-            return self._refuse(request_id, method, _internal(method), began)
+            self._count(method, began, client)
+            return self._refuse(request_id, _internal(method))
         if isinstance(result, Awaitable):
-            return self._later(envelope.id, method, result, began)
-        return self._finish(envelope.id, method, result, began)
+            return self._later(envelope, result, client, began)
+        return self._finish(envelope, result, client, began)
 
     def caught_up(self, client: Connection) -> None:
         """A client reads again."""
@@ -92,29 +98,39 @@ class Dispatch:
         params = messages.decode_params(method, raw)
         return self._table[method](params, client, raw)
 
-    async def _later(self, request_id: int | str, method: str, promise: Awaitable[Any], began: float) -> bytes:
+    async def _later(self, asked: Envelope, promise: Awaitable[Any], client: Connection, began: float) -> bytes:
         try:
             result = await promise
         except VeloxError as error:
-            return self._refuse(request_id, method, error, began)
+            self._count(asked.method, began, client)
+            return self._refuse(asked.id, error)
         except Exception:  # noqa: BLE001 -- the fence
-            return self._refuse(request_id, method, _internal(method), began)
-        return self._finish(request_id, method, result, began)
+            self._count(asked.method, began, client)
+            return self._refuse(asked.id, _internal(asked.method))
+        return self._finish(asked, result, client, began)
 
-    def _finish(self, request_id: int | str, method: str, result: Any, began: float) -> bytes:
+    def _finish(self, asked: Envelope, result: Any, client: Connection, began: float) -> bytes:
         try:
-            line = encode_result(request_id, result)
+            line = encode_result(asked.id, result)
         except Exception:  # noqa: BLE001 -- the fence: a result that cannot be written
-            return self._refuse(request_id, method, _internal(method), began)
-        self._app.counters.answered(method, time.perf_counter() - began)
+            line = self._refuse(asked.id, _internal(asked.method))
+        self._count(asked.method, began, client)
         return line
 
-    def _refuse(self, request_id: int | str | None, method: str, error: VeloxError, began: float) -> bytes:
-        # An unknown call is counted under one name, so that no client can make the counts grow.
-        known = method if method in self._table else _UNREADABLE
-        self._app.counters.answered(known, time.perf_counter() - began)
+    def _refuse(self, request_id: int | str | None, error: VeloxError) -> bytes:
         self._app.counters.errors[error.name] += 1
         return encode_error(request_id, error)
+
+    def _count(self, method: str, began: float, client: Connection) -> None:
+        """Note that a request ended, and say so in the log when it took long."""
+        seconds = time.perf_counter() - began
+        # An unknown call is counted under one name, so that no client can make the counts grow.
+        known = method if method in self._table else _UNREADABLE
+        self._app.counters.answered(known, seconds)
+        limit_s = self._app.config.daemon.slow_call_ms / 1000
+        if seconds > limit_s and (own_s := seconds - waited_s.get()) > limit_s:
+            self._app.counters.slow += 1
+            log.event("request.slow", logging.WARNING, method=known, ms=round(own_s * 1000), peer_pid=client.peer.pid)
 
     def _hello(self, params: messages.HelloParams, _client: Connection, _raw: bytes) -> Hello:
         if PROTOCOL not in params.protocol:

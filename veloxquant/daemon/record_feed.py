@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import threading
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant import local, views
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.benchmarks.eviction import Limits
+from veloxquant.benchmarks.records import UNDATED
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.daemon import log
 from veloxquant.daemon.threads import in_daemon_thread
@@ -58,6 +60,8 @@ class RecordFeed:
         self._settings = _settings(config)
         self._database: BenchmarkDatabase | None = None
         self._by_id: dict[str, BenchmarkRecord] = {}
+        self._newest: tuple[dict[str, BenchmarkRecord], str | None] = ({}, None)
+        """The date of the newest of these records."""
         self._skipped: dict[str, str] = {}
         self._read_at = time.monotonic()
         self._reading = threading.Lock()
@@ -122,6 +126,7 @@ class RecordFeed:
             skipped=len(self._skipped),
             scan_age_s=round(time.monotonic() - self._read_at, 3),
             watcher="off" if self._watcher is None else self._watcher.state(),
+            newest_age_s=self._newest_age_s(),
         )
 
     def warnings(self) -> tuple[str, ...]:
@@ -135,6 +140,8 @@ class RecordFeed:
             folder = self._stored.folder
             found += [f"{folder / name} is not used: {why}" for name, why in list(self._stored.skipped.items())[:_TOLD]]
             found += [] if self._stored.trouble is None else [self._stored.trouble]
+        if self._watcher is not None and (problem := self._watcher.problem()) is not None:
+            found.append(f"changes of benchmark records are found by a look each 10 s only: {problem}")
         return tuple(found)
 
     def page(self, params: RecordsParams, generation: int) -> RecordPage:
@@ -142,6 +149,17 @@ class RecordFeed:
         return views.records(
             params, self._by_id.values(), self._skipped, directory=self.directory, generation=generation
         )
+
+    def _newest_age_s(self) -> float | None:
+        """By the records' own dates, looked for once in each set of records."""
+        if self._newest[0] is not self._by_id:
+            dates = (record.created_at for record in self._by_id.values() if record.created_at != UNDATED)
+            self._newest = self._by_id, max(dates, default=None)
+        newest = self._newest[1]
+        try:
+            return None if newest is None else round(time.time() - _moment(newest).timestamp(), 3)
+        except ValueError:
+            return None
 
     def _read(self) -> bool:
         if self._database is None:
@@ -190,6 +208,12 @@ class _Settings(NamedTuple):
     threshold: float
     watch: bool
     limits: Limits
+
+
+def _moment(created_at: str) -> datetime:
+    """A record's own date; one without a zone is in UTC. Raises ValueError."""
+    found = datetime.fromisoformat(created_at)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _settings(config: Config) -> _Settings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -34,6 +35,10 @@ REMEMBERED = 64
 
 KEEP_S = 600.0
 """A worker that died on a busy machine left the static reader's answer: worth trying again, not for every plan."""
+
+
+waited_s: ContextVar[float] = ContextVar("waited_s", default=0.0)
+"""Seconds that the request of this task has waited for traces: they are not the daemon's slowness."""
 
 
 class _Kept(NamedTuple):
@@ -82,8 +87,12 @@ class Traces:
             task = asyncio.get_running_loop().create_task(self._run(key, source, world))
             self._running[key] = task
             task.add_done_callback(lambda _task: self._running.pop(key, None))
-        # Shielded: a client that goes away must not take the trace from the others.
-        return await asyncio.shield(task)
+        began = time.monotonic()
+        try:
+            # Shielded: a client that goes away must not take the trace from the others.
+            return await asyncio.shield(task)
+        finally:
+            waited_s.set(waited_s.get() + time.monotonic() - began)
 
     def abandon(self) -> None:
         """Wait for none of them any more; their workers end with their own time limit."""
@@ -93,6 +102,7 @@ class Traces:
     async def _run(self, key: bytes, source: ModelSource, world: World) -> ModelProfile:
         async with self._turn:
             log.event("trace.started", model=source.model_id)
+            began = time.monotonic()
             try:
                 profile = await in_daemon_thread(self._trace, source, world)
             except VeloxError as error:
@@ -100,7 +110,8 @@ class Traces:
                 log.event("trace.failed", model=source.model_id, error=error.name, text=error.message)
                 raise
         self.done += 1
-        log.event("trace.done", model=source.model_id, source=profile.source)
+        took_ms = round((time.monotonic() - began) * 1000)
+        log.event("trace.done", model=source.model_id, source=profile.source, took_ms=took_ms)
         self._remember(key, profile)
         return profile
 

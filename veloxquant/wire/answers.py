@@ -106,6 +106,8 @@ class RecordsState(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int
     scan_age_s: float
     watcher: str
+    newest_age_s: float | None = None
+    """Age of the newest record by its own date, negative when that lies ahead; None without one."""
 
 
 class ClientsState(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,8 @@ class RequestsState(msgspec.Struct, frozen=True, kw_only=True):
     errors: Mapping[str, int]
     p50_ms: float | None
     p99_ms: float | None
+    slow: int = 0
+    """Calls that took longer than daemon.slow_call_ms; the log names each."""
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +173,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     generation: int
     socket: str
+    log_file: str | None = None
     config_path: str | None
     hardware: HardwareProfile
     methods: MethodsState
@@ -179,6 +184,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     traces: TracesState
     process: ProcessState
     warnings: tuple[str, ...] = ()
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """`metrics`: counts and gauges in Prometheus' text exposition format, ended by a newline."""
+
+    content_type: str
+    text: str
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):

@@ -262,6 +262,7 @@ PARAMS: dict[str, type[Params]] = {
     "records": RecordsParams,
     "hardware": HardwareParams,
     "status": NoParams,
+    "metrics": NoParams,
     "reload": NoParams,
     "subscribe": SubscribeParams,
     "unsubscribe": UnsubscribeParams,
