@@ -275,6 +275,9 @@ def _from_text(key: str, text: str) -> Any:
 def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
     """One checked value. Raises ConfigInvalid."""
     kind = _LEAVES[key]
+    # A variable of the environment or a path may hold any bytes, which no text of ours can.
+    if not all(_is_utf8(text) for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
+        _refuse(key, origin, f"{quoted(value)} is not UTF-8", "write it with letters that UTF-8 can hold")
     try:
         if kind in _SIZES and isinstance(value, str):
             value = units.parse_size(value)
@@ -285,8 +288,6 @@ def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
         _refuse(key, origin, f"{error.message}", error.hint)
     except msgspec.ValidationError as error:
         _refuse(key, origin, f"{quoted(value)} is refused: {_reason(key, error)}", _expected(key))
-    if isinstance(made, str) and not _is_utf8(made):
-        _refuse(key, origin, f"{quoted(value)} is not UTF-8", "choose a name that UTF-8 can hold")
     return str(paths.home(env) / made[2:]) if kind in _PATHS and made.startswith("~/") else made
 
 

@@ -177,6 +177,14 @@ def test_path_that_is_no_utf8_is_refused() -> None:
         load(env={"HOME": "/h", "VELOXQUANT_RECORDS": "/\udcff"})
 
 
+@pytest.mark.parametrize("key", ["planner.match_threshold", "daemon.log_level", "records.watch", "methods.disabled"])
+def test_a_variable_that_is_no_utf8_is_refused_whatever_it_sets(key: str) -> None:
+    """The environment may hold any bytes; Python shows them as halves of surrogate pairs."""
+    with pytest.raises(ConfigInvalid, match="not UTF-8") as caught:
+        load(env={config.variable(key): "\udcea"})
+    assert caught.value.field == key
+
+
 @pytest.mark.parametrize("data", [b"\xff\xfe[", b"\x00", b"a = " + b"[" * 5000, b"a = " + b"9" * 5000])
 def test_bytes_that_are_no_toml_are_refused(short_folder: Path, data: bytes) -> None:
     """Not UTF-8, NUL bytes, absurd nesting and numbers that Python does not read end in the typed error."""
