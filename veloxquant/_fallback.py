@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,12 +32,14 @@ class LocalPlanner:
         self._loaded: Loaded | None = None
 
     def answer(self, method: str, params: Mapping[str, Any], left_s: float) -> Any:
-        """The call's result as a value; a trace takes at most `left_s` seconds. Raises what the daemon would answer."""
+        """The call's result as a value; a trace leaves room for the rest. Raises what the daemon would answer."""
+        deadline = time.monotonic() + left_s
         typed = convert_params(method, params)
         known: dict[str, Any] = {} if method in _PLANNED else {"records": NoRecords(), "calibrations": {}}
         world = local.open_world(_within(self._config, left_s), loaded=self._loaded, **known)
         self._loaded = world.loaded
-        return _ANSWERS[method](typed, world)
+        left_s = max(_LEAST_TRACE_S, _TRACE_SHARE * (deadline - time.monotonic()))
+        return _ANSWERS[method](typed, replace(world, config=_within(self._config, left_s)))
 
 
 def _records(params: RecordsParams, world: World) -> RecordPage:
@@ -50,6 +54,8 @@ def _within(config: Config, left_s: float) -> Config:
     return msgspec.structs.replace(config, trace=trace)
 
 
+_TRACE_SHARE, _LEAST_TRACE_S = 0.75, 0.1
+"""Of the time that is left, so that a plan by the static reader can still follow a trace that took too long."""
 _PLANNED = ("plan", "fit")
 """Calls whose answer rests on records and calibrations; the others read neither, and need not warn."""
 _ANSWERS: dict[str, Callable[[Any, World], Any]] = {

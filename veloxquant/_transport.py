@@ -6,8 +6,10 @@ takes a connection or opens one, and gives it back after a clean exchange. All d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import math
 import os
 import socket
 import stat
@@ -31,6 +33,8 @@ LAST_SILENCE_S = 4.0
 """Silence after which the daemon is asked, on a second connection, whether it is alive; doubled each time it is."""
 PING_S = 1.5
 """What a living daemon may take to answer that; its event loop is never busy for longer than some milliseconds."""
+REST_S = 2.0
+"""From the first byte of an answer to its newline: a daemon writes an answer whole."""
 _PING = b'{"jsonrpc":"2.0","id":0,"method":"ping"}\n'
 _ROOT = 0
 _ABSENT = (errno.ENOENT, errno.ECONNREFUSED)
@@ -95,8 +99,10 @@ class SocketTransport:
 
     def close(self) -> None:
         """Close every idle connection; the transport stays usable."""
-        while self._idle:
-            self._idle.pop().close()
+        # Not "while there are some": another thread may take the last one in between.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def __del__(self) -> None:
         """A client that was never closed, as in `Client().plan(...)`, leaves no open connections behind."""
@@ -129,7 +135,7 @@ class SocketTransport:
             try:
                 return connection.line(min(deadline, silence_ends))
             except TimeoutError:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= min(deadline, connection.rest_ends):
                     raise
                 self._ping(min(deadline, time.monotonic() + ping))
             silence = min(silence * 2, LAST_SILENCE_S)
@@ -205,6 +211,8 @@ class _Connection:
         _refuse_foreign(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = bytearray()
+        self.rest_ends = math.inf
+        """When the line that has begun must have ended."""
         try:
             # With a time limit of its own, connect reports a full backlog at once instead of blocking in the kernel.
             self._socket.settimeout(LAST_PAUSE_S)
@@ -238,6 +246,7 @@ class _Connection:
             if end >= 0:
                 found = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
+                self.rest_ends = math.inf
                 return found
             if len(self._buffer) > ANSWER_LIMIT_BYTES:
                 raise NotAnswering(
@@ -260,13 +269,15 @@ class _Connection:
             raise _Broken(error.strerror or str(error)) from None
         if not chunk:
             raise _Broken("end of stream")
+        if not self._buffer:
+            self.rest_ends = time.monotonic() + REST_S
         self._buffer += chunk
 
     def _limit(self, deadline: float | None) -> None:
         if deadline is None:
             self._socket.settimeout(None)
             return
-        left = deadline - time.monotonic()
+        left = min(deadline, self.rest_ends) - time.monotonic()
         if left <= 0:
             raise TimeoutError
         self._socket.settimeout(left)

@@ -10,12 +10,14 @@ import itertools
 import logging
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from veloxquant._fake import FakeTransport
+from veloxquant._limit import within
 from veloxquant._question import Model, Workload, finite, question
 from veloxquant._transport import SocketTransport, Transport
 from veloxquant.errors import (
@@ -26,6 +28,7 @@ from veloxquant.errors import (
     Overloaded,
     ProtocolUnsupported,
     ShuttingDown,
+    UnknownMethod,
     VeloxError,
     quoted,
 )
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "FakeTransport"]
 
+FALLBACK_SHARE, FALLBACK_S = 0.25, 5.0
+"""What of a call's limit is kept for planning in this process: this share, at most so many seconds."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -53,8 +58,9 @@ class Client:
     """Ask for plans. Usable from many threads, after a fork, and as a context manager.
 
     `socket`: the daemon's socket; None means where the configuration says. `timeout_s`: the limit of one call, fallback
-    included. `fallback`: plan in this process when no daemon answers; such a plan has `source` "local". `wait_s`: how
-    long to wait for a daemon that is not there yet. `transport`: for tests, see FakeTransport.
+    included, by the clock on the wall. `fallback`: plan in this process when no daemon answers, or one that does not
+    know the call or speaks another schema; such a plan has `source` "local". `wait_s`: how long to wait for a daemon
+    that is not there yet. `transport`: for tests, see FakeTransport.
     """
 
     def __init__(
@@ -75,8 +81,7 @@ class Client:
         self.transport = transport
         self._ids = itertools.count(1)
         self._local: LocalPlanner | None = None
-        self.fallback_reason: VeloxError | None = None
-        """Why the last answer came from this process, None when the daemon gave it."""
+        self._said = threading.local()
 
     def __enter__(self) -> Self:
         return self
@@ -86,8 +91,16 @@ class Client:
     ) -> None:
         self.close()
 
+    @property
+    def fallback_reason(self) -> VeloxError | None:
+        """Why this thread's last answer came from this process, None when the daemon gave it."""
+        return getattr(self._said, "reason", None)
+
     def close(self) -> None:
-        """Let go of connections. The client stays usable and connects again when asked."""
+        """Let go of connections; a call under way in another thread keeps its own.
+
+        The client stays usable and connects again when asked.
+        """
         if self.transport is not None:
             self.transport.close()
 
@@ -133,7 +146,7 @@ class Client:
         from veloxquant.planner.result import SCHEMA, Plan
 
         params = question(model, workload, workload_fields, hardware, engine, memory_budget_bytes, methods)
-        return _of_schema(SCHEMA, self._typed("plan", params, Plan, timeout_s))
+        return self._typed("plan", params, Plan, timeout_s, schema=SCHEMA)
 
     def fit(
         self,
@@ -153,7 +166,7 @@ class Client:
         params = question(model, workload, workload_fields, hardware, engine, memory_budget_bytes, methods)
         if isinstance(workload, WorkloadProfile):
             params["workload"].pop("context_length", None)
-        return _of_schema(SCHEMA, self._typed("fit", params, FitTable, timeout_s))
+        return self._typed("fit", params, FitTable, timeout_s, schema=SCHEMA)
 
     def explain(self, plan: Plan | str, label: str | None = None, *, timeout_s: float | None = None) -> tuple[str, ...]:
         """Sentences with the arithmetic behind a plan's choice, or behind one variant of it.
@@ -230,18 +243,29 @@ class Client:
                 yield messages.decode_result(answer.params, answers.Notice)
 
     def _typed(
-        self, method: str, params: Mapping[str, Any], kind: type[T], timeout_s: float | None, *, local: bool = True
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        kind: type[T],
+        timeout_s: float | None,
+        *,
+        local: bool = True,
+        schema: str | None = None,
     ) -> T:
         """The daemon's answer as its type, or the fallback's."""
-        deadline = self._deadline(timeout_s)
-        self.fallback_reason = None
+        limit_s = self._timeout_s if timeout_s is None else _seconds("timeout_s", timeout_s)
+        deadline = time.monotonic() + limit_s
+        local = local and self._fallback
+        # Whatever keeps the daemon busy, or a hung one pretending, some of the time is for this process.
+        kept_s = min(FALLBACK_SHARE * limit_s, FALLBACK_S) if local else 0.0
+        self._said.reason = None
         try:
-            return self._daemon(method, params, kind, deadline)
-        except (_Unanswered, Overloaded, ShuttingDown) as trouble:
+            return _of_schema(schema, self._daemon(method, params, kind, deadline - kept_s))
+        except (_Unanswered, Overloaded, ShuttingDown, UnknownMethod, ProtocolUnsupported) as trouble:
             error = trouble.error if isinstance(trouble, _Unanswered) else trouble
-            if not (local and self._fallback):
+            if not local:
                 raise error from None
-            self.fallback_reason = error
+            self._said.reason = error
             found: T = self._locally(method, params, deadline, error)
             return found
 
@@ -260,14 +284,23 @@ class Client:
 
     def _locally(self, method: str, params: Mapping[str, Any], deadline: float, why: VeloxError) -> Any:
         """The answer of this process, within what is left of the time."""
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise why
+        try:
+            return within(left_s, lambda: self._planner().answer(method, params, deadline - time.monotonic()))
+        except TimeoutError:
+            raise NotAnswering(
+                f"{why.message}; this process had no answer within the remaining {left_s:.1f} s either",
+                hint="give it a longer timeout: a model's first plan takes some seconds",
+            ) from None
+
+    def _planner(self) -> LocalPlanner:
         if self._local is None:
             from veloxquant._fallback import LocalPlanner
 
             self._local = LocalPlanner(self._config)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise why
-        return self._local.answer(method, params, left)
+        return self._local
 
     def _door(self) -> Transport:
         if self.transport is None:
@@ -304,10 +337,10 @@ def _matching(answer: messages.Answer, request_id: int) -> messages.Answer:
     )
 
 
-def _of_schema(schema: str, answer: T) -> T:
+def _of_schema(schema: str | None, answer: T) -> T:
     """The answer, when it follows the schema we read; one of another schema comes from another protocol."""
     found = getattr(answer, "schema", None)
-    if found == schema:
+    if schema is None or found == schema:
         return answer
     raise ProtocolUnsupported(
         f"the daemon answers in {quoted(found)}, this client reads {schema}",

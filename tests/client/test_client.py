@@ -22,6 +22,7 @@ from veloxquant.errors import (
     Overloaded,
     ProtocolUnsupported,
     ShuttingDown,
+    UnknownMethod,
     VeloxError,
 )
 from veloxquant.paths import socket_path
@@ -149,7 +150,7 @@ def test_wrong_params_name_their_field(given: dict[str, Any], field: str) -> Non
 def test_each_typed_error_comes_back_as_itself() -> None:
     """Every error that a daemon can answer with is raised as its own class, with message, hint and field."""
     for kind in codes.BY_NAME.values():
-        if issubclass(kind, (NotRunning, NotAnswering, Overloaded, ShuttingDown)):
+        if issubclass(kind, (NotRunning, NotAnswering, Overloaded, ShuttingDown, UnknownMethod, ProtocolUnsupported)):
             continue  # those mean "no answer": see the fallback
         transport = FakeTransport({"plan": kind("what and why", hint="what next", field="a.b")})
         with pytest.raises(kind) as caught:
