@@ -1,11 +1,11 @@
 """The benchmark store under fire: many writers, kills, a full disk, a read-only mount; exit code 0 when all holds.
 
-    python bench/store_faults.py [--kills 1000] [--only writers,threads,erasing,kills,disk,burst]
+    python bench/store_faults.py [--kills 1000] [--only writers,threads,erasing,kills,merges,disk,burst]
 
 Every figure of the promises in full: 8 processes adding 500 records each while 4 reload, 8 threads on one database,
-removing and clearing amid adds, 1,000 kills with signal 9 at random moments, and (on Linux, where user namespaces are
-allowed) a file system of 1 MB that is filled and then mounted read-only; and a burst of 20,000 publishes under watch.
-The tests run these in short forms.
+removing and clearing amid adds, 1,000 kills with signal 9 at random moments, as many of a merge, and (on Linux, where
+user namespaces are allowed) a file system of 1 MB that is filled and then mounted read-only; and a burst of 20,000
+publishes under watch. The tests run these in short forms.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import merge_kills
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.verify import verify
@@ -333,6 +335,7 @@ PARTS: dict[str, Callable[[Path, int], str]] = {
     "threads": threads,
     "erasing": erasing,
     "kills": kills,
+    "merges": merge_kills.kills,
     "disk": disk,
     "burst": burst,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
@@ -19,7 +19,7 @@ from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, de
 from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.handed_out import copied, taken
 from veloxquant.benchmarks.matching import THRESHOLD
-from veloxquant.benchmarks.merge_run import take_in
+from veloxquant.benchmarks.merge_run import take_in, undo_abandoned
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordSet, query
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
@@ -29,7 +29,7 @@ from veloxquant.errors import StoreUnavailable
 from veloxquant.profiles import ModelProfile, WorkloadProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from veloxquant.benchmarks.merge_plan import Merged, OnStep
@@ -80,6 +80,8 @@ class BenchmarkDatabase:
         """
         store = self._store
         self._check_folder()
+        with store.lock.at_once():
+            undo_abandoned(store)
         with no_collections():
             began = time.monotonic()
             strays = store.refresh()
@@ -105,7 +107,7 @@ class BenchmarkDatabase:
         changed: with another id it is another record, which is for `upsert`.
         """
         store = self._store
-        with store.lock.held():
+        with self._writing():
             with reaching(self.records_dir, "create"):
                 make_folder(self.records_dir)
             edited = [(record_id, one, _as_edited(record_id, one)) for record_id, one in store.handed.edited()]
@@ -121,6 +123,14 @@ class BenchmarkDatabase:
         """Copy of the mapping id -> record. What is changed in a record is written by `save`, and counts from then."""
         with self._store.lock.threads(), no_collections():
             return self._store.handed.all()
+
+    def as_held(self) -> dict[str, BenchmarkRecord]:
+        """The mapping id -> record as it is now, of the objects that the store works with: for reading only.
+
+        Without the copies that `records` makes for callers to change, which take 400 bytes each.
+        """
+        with self._store.lock.threads():
+            return dict(self._store.folder.records)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -172,7 +182,7 @@ class BenchmarkDatabase:
         """
         own = taken(record)
         store = self._store
-        with store.lock.held():
+        with self._writing():
             earlier = store.find(own.id)
             is_held = store.handed.is_held(own.id, record)
             keep_pin(earlier, own)
@@ -213,7 +223,7 @@ class BenchmarkDatabase:
         """
         fields = {name: value for name, value in locals().items() if name not in ("self", "model")}
         record = _new_record(fields, model)
-        with self._store.lock.held():
+        with self._writing():
             self._store.add(add(record, self._store.find))
             stored = self._store.handed.of_match(record)
         self._store.index.mark()
@@ -225,8 +235,8 @@ class BenchmarkDatabase:
         """Take in records from elsewhere, as `merging` says; what became of each, and what was evicted for them.
 
         Merging the same records again changes nothing, also at the limits. On the disk when the call returns; a dry run
-        writes nothing and tells the same. `on_step` is told how far it has come, of how many. Raises RecordInvalid with
-        nothing written, StoreUnavailable with what was written by then in place.
+        writes nothing and tells the same. `on_step` is told how far it has come, of how many. Raises RecordInvalid and
+        StoreUnavailable with the directory as it was; a merge that is killed is undone by the next who opens it.
         """
         merged = take_in(self._store, map(taken, records), dry_run=dry_run, on_step=on_step)
         if not dry_run:
@@ -238,7 +248,7 @@ class BenchmarkDatabase:
         store = self._store
         if not is_id(record_id) or not store.path.exists():
             return False
-        with store.lock.held():
+        with self._writing():
             record = store.find(record_id)
             if record is None:
                 return False
@@ -262,7 +272,7 @@ class BenchmarkDatabase:
         with store.lock.threads():
             if dry_run or not store.is_over():
                 return list(map(_told, store.would_go()))
-        with store.lock.held():
+        with self._writing():
             store.refresh()
             gone = store.make_room()
             if gone:
@@ -281,7 +291,7 @@ class BenchmarkDatabase:
         store = self._store
         if not is_id(record_id) or not store.path.exists():
             return False
-        with store.lock.held():
+        with self._writing():
             removed = self._store.delete(record_id)
         if removed:
             store.index.mark()
@@ -293,7 +303,7 @@ class BenchmarkDatabase:
         Files that hold no record, and so were set aside, stay.
         """
         store = self._store
-        with store.lock.held():
+        with self._writing():
             with reaching(self.records_dir, "create"):
                 make_folder(self.records_dir)
             store.refresh()
@@ -309,6 +319,13 @@ class BenchmarkDatabase:
         When the object goes, the same is done without waiting for other writers.
         """
         self._store.index.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep other writers out, and write on what is there without a merge that was interrupted."""
+        undo_abandoned(self._store)
+        with self._store.lock.held():
+            yield
 
     def _check_folder(self) -> None:
         directory = self.storage_dir

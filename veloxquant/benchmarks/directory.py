@@ -14,6 +14,7 @@ from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.handed_out import HandedOut
 from veloxquant.benchmarks.index_writer import CHEAP_S, COST_MULTIPLE, IndexWriter
 from veloxquant.benchmarks.lock import StoreLock
+from veloxquant.benchmarks.merge_journal import MergeJournal
 from veloxquant.benchmarks.record_groups import RecordGroups
 from veloxquant.benchmarks.storage import Signature, drop, list_folder, make_folder, reaching, signature, write_aside
 from veloxquant.errors import StoreError, StoreUnavailable
@@ -69,6 +70,7 @@ class Directory:
         self.index_path = path / "index.json"
         self.lock = StoreLock(path / ".lock")
         self.folder = RecordFolder(path / index.RECORDS)
+        self.journal = MergeJournal(path, self.folder)
         self.handed = HandedOut(self.folder.records)
         self.index = IndexWriter(self.write_index, self.lock.at_once)
         self.groups: RecordGroups | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from veloxquant.benchmarks.plain_record import read_plain
+from veloxquant.benchmarks.record_names import names_of, rank
 from veloxquant.benchmarks.records import BenchmarkRecord
 from veloxquant.benchmarks.storage import (
     MAX_RECORD_BYTES,
@@ -33,6 +33,7 @@ from veloxquant.benchmarks.storage import (
     read_small,
     signature,
     write_aside,
+    write_atomically,
 )
 from veloxquant.benchmarks.validation import invalid, is_id
 from veloxquant.errors import RecordInvalid
@@ -49,8 +50,6 @@ Change = tuple[BenchmarkRecord | None, BenchmarkRecord | None]
 
 # The coarsest clock of a file system in use is FAT's, 2 s.
 CLOCK_TICK_NS = 2 * 10**9
-_MAX_NAMES = 1000
-_NUMBERED = re.compile(r"(.+)\.(\d{1,6})")
 
 
 @dataclass(slots=True)
@@ -175,7 +174,7 @@ class RecordFolder:
         with reaching(self.path, "write to"):
             aside = write_aside(self.path / f"{record.id}.json", data)
         try:
-            yield Written(record, aside, _digest(data))
+            yield Written(record, aside, digest_of(data))
         finally:
             drop(aside)
 
@@ -217,7 +216,7 @@ class RecordFolder:
         if not is_id(record_id):
             return None
         looked: list[str] = []
-        for name in _names_of(record_id):
+        for name in names_of(record_id):
             self._look(name)
             looked.append(name)
             if len(looked) > 1 and name not in self._files:
@@ -229,6 +228,24 @@ class RecordFolder:
     def size_bytes(self, record_id: str) -> int:
         """Size on disk of a record. Raises KeyError."""
         return sum(_size(self._files[name]) for name in self._names[record_id])
+
+    def files(self, record_id: str) -> list[str]:
+        """Names of the files of an id as last seen; the one that serves is the first."""
+        return list(self._names.get(record_id, ()))
+
+    def digest(self, name: str) -> bytes | None:
+        """What tells the content that a file has now; None when there is none, empty when it cannot be read."""
+        self._look(name)
+        return self._files[name].digest if name in self._files else None
+
+    def restore(self, name: str, data: bytes | None) -> None:
+        """Let a file hold these bytes again, or be none. Not flushed. Raises StoreUnavailable."""
+        with reaching(self.path, "write to"):
+            if data is None:
+                (self.path / name).unlink(missing_ok=True)
+            else:
+                write_atomically(self.path / name, data, flush=False)
+        self._look(name)
 
     def file_name(self, record_id: str) -> str:
         """The file that serves this id. Raises KeyError."""
@@ -305,7 +322,7 @@ class RecordFolder:
             return None
         except Unreadable as error:
             return RecordFile(reason=str(error))
-        digest, settled = _digest(data), max(seen.mtime_ns, seen.ctime_ns) + CLOCK_TICK_NS < now
+        digest, settled = digest_of(data), max(seen.mtime_ns, seen.ctime_ns) + CLOCK_TICK_NS < now
         if old is not None and old.digest == digest:
             return RecordFile(old.record, old.reason, seen, digest, settled)
         try:
@@ -331,7 +348,7 @@ class RecordFolder:
         if come is not None and gone != come:
             names = self._names.setdefault(come, [])
             names.append(name)
-            names.sort(key=lambda other: _rank(come, other))
+            names.sort(key=lambda other: rank(come, other))
         if come is not None:
             self._serve(come)
 
@@ -360,7 +377,7 @@ class RecordFolder:
 
     def _name_for(self, record_id: str) -> str:
         """A file name that holds this record or nothing; a damaged or foreign file is left where it is."""
-        for name in _names_of(record_id):
+        for name in names_of(record_id):
             self._look(name)
             file = self._files.get(name)
             if file is None or (file.record is not None and file.record.id == record_id):
@@ -368,27 +385,10 @@ class RecordFolder:
         raise invalid("id", record_id, "free", "move the damaged files of this id elsewhere")
 
 
-def _names_of(record_id: str) -> Iterator[str]:
-    """The file named after an id, then the stand-ins used while that name is taken by a damaged file."""
-    yield f"{record_id}.json"
-    for number in range(2, _MAX_NAMES):
-        yield f"{record_id}.{number}.json"
-
-
-def _rank(record_id: str, name: str) -> tuple[int, str]:
-    """Order of files that claim one id: the file named after it, its numbered stand-ins, then any other."""
-    stem = name.removesuffix(".json")
-    if stem == record_id:
-        return 0, name
-    found = _NUMBERED.fullmatch(stem)
-    if found and found[1] == record_id:
-        return int(found[2]), name
-    return 10**7, name
-
-
 def _size(file: RecordFile | None) -> int:
     return 0 if file is None or file.record is None or file.signature is None else file.signature.size
 
 
-def _digest(data: bytes) -> bytes:
+def digest_of(data: bytes) -> bytes:
+    """What tells one content of a file from another."""
     return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,13 +1,20 @@
-"""A merge carried out: a batch under one hold of the lock, so that other writers get their turn."""
+"""A merge carried out, all of it or nothing: a batch under one hold of the lock, so that other writers get their turn.
+
+What it will change is in the journal before it does. Whatever ends it early, an error, a kill or a crash, it is undone:
+at once, or by the next who opens the directory or writes to it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks.merge_plan import Merged, plan_merge
 from veloxquant.benchmarks.validation import check_types
+from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 """Records that are written under one hold of the lock, and made to survive a crash together."""
+_log = logging.getLogger(__name__)
 _TRIES = 3
 """Times that it is decided without the lock, which may take seconds, before others are kept out meanwhile."""
 
@@ -26,8 +34,8 @@ _TRIES = 3
 def take_in(store: Directory, records: Iterable[BenchmarkRecord], *, dry_run: bool, on_step: OnStep | None) -> Merged:
     """Place records from elsewhere among ours. A dry run only tells; else it is on the disk when the call returns.
 
-    `on_step` is told how far deciding has come, and then writing. Raises RecordInvalid before anything is written, and
-    StoreUnavailable with what was written by then in place.
+    `on_step` is told how far deciding has come, and then writing. Raises RecordInvalid, StoreUnavailable, or what
+    `on_step` raises, with the directory as it was; where that cannot be now, with an account of how to get there.
     """
     incoming = list(records)
     for record in incoming:
@@ -35,11 +43,54 @@ def take_in(store: Directory, records: Iterable[BenchmarkRecord], *, dry_run: bo
     run = _Run(store, incoming, on_step)
     if dry_run:
         return run.merged(run.decide().evicted)
-    while run.is_under_way:
-        run.get_ready()
-        with store.lock.held():
-            run.batch()
+    with store.journal.lock.held():
+        if store.journal.is_abandoned():
+            _undo(store)
+        store.journal.begin()
+        try:
+            while run.is_under_way:
+                run.get_ready()
+                with store.lock.held():
+                    run.batch()
+            store.journal.end()
+        except BaseException:
+            _give_up(store)
+            raise
     return run.merged(run.evicted)
+
+
+def undo_abandoned(store: Directory) -> bool:
+    """Undo a merge whose process is gone; whether there was one. Waits for no merge, and never raises."""
+    if not store.journal.is_abandoned():
+        return False
+    try:
+        with store.journal.lock.at_once(), store.journal.lock.held():
+            if not store.journal.is_abandoned():  # another process has undone it meanwhile
+                return False
+            _undo(store)
+    except StoreUnavailable as error:
+        _log.info("an interrupted merge is not undone yet: %s", error.message)
+        return False
+    _log.warning("undid a merge into %s that was interrupted", store.path)
+    return True
+
+
+def _undo(store: Directory) -> None:
+    with store.lock.held():
+        try:
+            store.journal.undo()
+        finally:
+            store.settle()
+
+
+def _give_up(store: Directory) -> None:
+    """Undo our own merge. Where the disk does not let us, the journal stays for the next."""
+    try:
+        with suppress(StoreUnavailable):
+            _undo(store)
+    finally:
+        store.journal.leave()
+    store.index.mark(waits=False)
 
 
 class _Run:
@@ -64,7 +115,7 @@ class _Run:
     def get_ready(self) -> None:
         """Decide, unless that was in vain too often."""
         if self._plan is None and self._tries < _TRIES:
-            self.decide()
+            self._decide_to_do()
 
     def decide(self) -> MergePlan:
         """Look at the directory and plan for it as it is now."""
@@ -83,9 +134,15 @@ class _Run:
         self._victims = deque(one for one in self._plan.evicted if one.record.id not in written)
         return self._plan
 
+    def _decide_to_do(self) -> MergePlan:
+        """Decide, and note what will be changed."""
+        plan = self.decide()
+        self._store.journal.note(plan)
+        return plan
+
     def batch(self) -> None:
         """Write some, or with the last of them end; the lock is held."""
-        plan = self._plan or self.decide()
+        plan = self._plan or self._decide_to_do()
         store = self._store
         try:
             for record in islice(self._puts, _BATCH):

@@ -1,0 +1,151 @@
+"""How much the tests notice: faults are put into a room one at a time, and its tests are asked whether they see them.
+
+    python bench/mutation.py planner wire store [--sample 300] [--seed 1] [--keep FOLDER]
+
+mutmut (extra `audit`) makes the faults and runs, for each, the tests that reach the changed function. This script gives
+it a copy of the tree, names what is to be changed and which tests judge it, and draws a sample: all 5,000 faults of one
+room take hours. A fault is caught when a test fails, the run hangs or the process dies; one that no test reaches
+counts as missed, and so does one that changes nothing anybody could see. Prints one line of JSON for each room and a
+difference for each fault that was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).parents[1]
+COPIED = ("veloxquant", "tests", "bench", "docs", "launchd", "config", "README.md", "CHANGELOG.md", "Makefile")
+TARGET = 0.80
+SAMPLE = 300
+
+# What mutmut writes for a fault: pytest's exit code, or one of its own.
+MISSED = {0: "survived", 5: "no test", 33: "no test"}
+MISSED_CODES = {*MISSED, None}
+SKIPPED = {34, 37}
+
+
+class Room(NamedTuple):
+    """What is changed, and the tests that are to notice."""
+
+    changed: str
+    tests: tuple[str, ...]
+
+
+ROOMS = {
+    "planner": Room("veloxquant/planner/*", ("tests/planner",)),
+    "wire": Room("veloxquant/wire/*", ("tests/wire",)),
+    "store": Room("veloxquant/benchmarks/*", ("tests/benchmarks",)),
+}
+
+SETTINGS = """\
+[tool.mutmut]
+source_paths = ["veloxquant"]
+only_mutate = ["{changed}"]
+also_copy = {copied}
+pytest_add_cli_args = ["-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist"]
+pytest_add_cli_args_test_selection = {tests}
+use_setproctitle = false
+track_dependencies = false
+use_git_change_detection = false
+timeout_constant = 30.0
+
+[tool.pytest.ini_options]
+pythonpath = ["bench"]
+addopts = "--import-mode=importlib -q"
+filterwarnings = ["error"]
+timeout = 120
+"""
+
+
+def prepare(room: Room, copy: Path) -> None:
+    """Lay a copy of the tree, with mutmut's settings in the place of ours."""
+    copy.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy(source, copy / name)
+    shutil.copytree(REPOSITORY / "plugins", copy / "veloxquant_plugins", dirs_exist_ok=True)
+    copied = json.dumps(["veloxquant_plugins", *(name for name in COPIED if name not in ("veloxquant", "tests"))])
+    text = SETTINGS.format(changed=room.changed, copied=copied, tests=json.dumps(list(room.tests)))
+    (copy / "pyproject.toml").write_text(text)
+
+
+def mutmut(copy: Path, *words: str) -> str:
+    """What mutmut says. Its exit code tells nothing of use: it is 1 for a name that matches none, too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mutmut", *words], cwd=copy, check=False, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def verdicts(copy: Path) -> dict[str, int | None]:
+    """Every fault by its name, and the exit code of the tests that ran for it; None where none did yet."""
+    found: dict[str, int | None] = {}
+    for path in sorted(copy.glob("mutants/veloxquant/**/*.meta")):
+        found |= json.loads(path.read_text())["exit_code_by_key"]
+    return found
+
+
+def make(copy: Path) -> list[str]:
+    """Make the faults and find which tests reach what, which mutmut does before it runs any; the names."""
+    said = mutmut(copy, "run", "--max-children", "1", "no.such.fault")
+    names = sorted(verdicts(copy))
+    if not names or "nothing matches" not in said:
+        sys.exit(f"mutmut made no faults, or the tests fail without any:\n{said[-3000:]}")
+    return names
+
+
+def judge(name: str, sample: int, seed: int, copy: Path) -> dict[str, Any]:
+    """Run a sample of one room's faults and tell the score."""
+    began = time.monotonic()
+    prepare(ROOMS[name], copy)
+    names = make(copy)
+    drawn = names if sample >= len(names) else random.Random(seed).sample(names, sample)  # noqa: S311 -- no secret
+    mutmut(copy, "run", "--max-children", "1", *drawn)
+    codes = {one: code for one, code in verdicts(copy).items() if one in set(drawn) and code not in SKIPPED}
+    missed = {one: "not run" if code is None else MISSED[code] for one, code in codes.items() if code in MISSED_CODES}
+    for one, why in sorted(missed.items()):
+        print(f"# {why}: {one}\n{mutmut(copy, 'show', one)}", file=sys.stderr, flush=True)
+    score = 1 - len(missed) / len(codes)
+    return {
+        "requirement": "R40",
+        "what": f"mutation score of {name}, {len(codes)} of {len(names)} faults, seed {seed}",
+        "value": round(score, 4),
+        "unit": "of 1",
+        "target": TARGET,
+        "met": score >= TARGET,
+        "missed": sorted(missed),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> int:
+    """Judge the rooms; 0 when all of it ran, whatever the scores."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("rooms", nargs="+", choices=sorted(ROOMS))
+    parser.add_argument("--sample", type=int, default=SAMPLE, help=f"faults of each room, default {SAMPLE}")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample, default 1")
+    parser.add_argument("--keep", type=Path, help="where the copies are laid and left, to look at a fault later")
+    options = parser.parse_args()
+    for name in options.rooms:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = (options.keep or Path(folder)) / name
+            print(json.dumps(judge(name, options.sample, options.seed, copy)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
