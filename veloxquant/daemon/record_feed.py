@@ -170,7 +170,7 @@ class RecordFeed:
         self.trouble = None
         self._read_at = time.monotonic()
         self._skipped = self._database.skipped
-        before, self._by_id = self._by_id, self._database.records
+        before, self._by_id = self._by_id, self._database.as_held()
         if _same(before, self._by_id):
             return False
         self.records = self._database.record_set(self._settings.threshold)
