@@ -97,6 +97,12 @@ def golden() -> Callable[[str, Callable[[Terminal], None]], None]:
 
 
 @pytest.fixture
+def golden_text() -> Callable[[str], str]:
+    """The golden file of that name."""
+    return lambda name: (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture
 def example() -> Iterator[SimpleNamespace]:
     """Plans, a fit table and a status of round, checkable figures."""
     return SimpleNamespace(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "status": ("status", "how the daemon is"),
+    "metrics": ("metrics", "the daemon's numbers for Prometheus"),
+    "logs": ("logs", "what the daemon wrote down"),
     "plan": ("plan", "which KV cache for a model and a workload"),
     "fit": ("fit", "the largest context of every variant"),
     "explain": ("explain", "the arithmetic behind a plan"),
@@ -34,6 +36,7 @@ COMMANDS = {
     "hardware": ("hardware", "the machine as plans see it"),
     "doctor": ("doctor", "check everything, with a fix for each problem"),
     "daemon": ("daemon", "run the daemon in the foreground"),
+    "service": ("service", "install the daemon as a background agent, and control it"),
     "reload": ("reload", "have the daemon read its configuration again"),
     "wait": ("wait", "wait until the daemon answers"),
     "socket": ("socket_path", "print the socket's path"),
