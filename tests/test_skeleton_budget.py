@@ -21,7 +21,8 @@ NESTING_MAX = 3
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _NESTS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
 
-SOURCES = sorted(path for folder in ("veloxquant", "plugins", "bench") for path in (ROOT / folder).rglob("*.py"))
+FOLDERS = ("veloxquant", "plugins", "launchd", "bench")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 

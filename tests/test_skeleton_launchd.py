@@ -1,4 +1,4 @@
-"""The templates for launchd and systemd: whole once filled in by the commands that their page gives."""
+"""The templates of launchd/: what was decided, what the daemon does, and what systemd itself takes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,14 @@ from typing import Any
 
 import pytest
 
-from veloxquant.daemon import main
+from veloxquant.config import Config
+from veloxquant.daemon import activation, main
+from veloxquant.service import Order, plist, unit_file
+from veloxquant.service.values import LABEL, SOCKET_UNIT, UNIT
 
 FOLDER = Path(__file__).parents[1] / "launchd"
-PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
-PLIST, UNIT = "io.veloxquant.daemon.plist", "veloxquant.service"
-
-
-def fill(name: str, program: str, home: Path) -> str:
-    """The template after the `sed` command of the page, run by a shell."""
-    (line,) = re.findall(rf"^(sed .*launchd/{re.escape(name)})", PAGE, flags=re.MULTILINE)
-    command = line.replace("$(command -v veloxquantd)", program)
-    environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(
-        ["sh", "-c", command], cwd=FOLDER.parent, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+PROGRAM = "/opt/tools/bin/veloxquantd"
+RUNTIME = "/run/user/501"
 
 
 def unit(text: str) -> configparser.RawConfigParser:
@@ -38,76 +31,100 @@ def unit(text: str) -> configparser.RawConfigParser:
     return parser
 
 
-def plist(program: str = "/opt/tools/bin/veloxquantd") -> dict[str, Any]:
+def rendered(socket: str | None = None) -> dict[str, Any]:
     """The launchd agent, filled in."""
-    found: dict[str, Any] = plistlib.loads(fill(PLIST, program, Path("/Users/anna")).encode())
+    order = Order((PROGRAM,), activated=Path(socket) if socket else None)
+    found: dict[str, Any] = plistlib.loads(plist.render(order, Path("/Users/anna/Library/Logs/x.log")))
     return found
+
+
+def units(socket: str | None = None) -> dict[str, configparser.RawConfigParser]:
+    """The units, filled in."""
+    texts = unit_file.render(Order((PROGRAM,), activated=Path(socket) if socket else None), RUNTIME)
+    return {name: unit(text.decode()) for name, text in texts.items()}
 
 
 def test_the_agent_is_exactly_what_was_decided() -> None:
     """Starts at login, again after a crash but not after a stop, without a shell, with next to no environment."""
-    assert plist() == {
+    assert rendered() == {
         "Label": "io.veloxquant.daemon",
-        "ProgramArguments": ["/opt/tools/bin/veloxquantd"],
+        "ProgramArguments": [PROGRAM],
         "EnvironmentVariables": {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 10,
         "ExitTimeOut": 15,
         "LimitLoadToSessionType": ["Aqua", "Background"],
-        "StandardErrorPath": "/Users/anna/Library/Logs/io.veloxquant.daemon.log",
+        "Umask": 0o077,
+        "StandardErrorPath": "/Users/anna/Library/Logs/x.log",
+    }
+
+
+def test_a_socket_of_launchd_is_the_one_that_the_daemon_asks_for() -> None:
+    """Private to the user from its first instant, under the name that the daemon hands to launchd."""
+    socket = "/Users/anna/Library/Application Support/veloxquant/d.sock"
+    assert rendered(socket)["Sockets"] == {
+        activation.LAUNCHD_NAME.decode(): {"SockPathName": socket, "SockPathMode": 0o600}
     }
 
 
 def test_the_agent_is_named_as_its_file() -> None:
     """The commands of launchd name the label, people the file: they are one."""
-    assert f"{plist()['Label']}.plist" == PLIST
-
-
-def test_a_blank_in_the_path_is_no_trouble() -> None:
-    """The program's path is one word for both managers."""
-    program = "/Users/anna/my tools/bin/veloxquantd"
-    assert plist(program)["ProgramArguments"] == [program]
-    assert unit(fill(UNIT, program, Path("/home/anna")))["Service"]["ExecStart"] == f'"{program}"'
+    assert rendered()["Label"] == LABEL
+    assert (FOLDER / f"{LABEL}.plist").is_file()
 
 
 def test_the_unit_is_what_the_daemon_does() -> None:
     """Says when it is ready, is told to reload by SIGHUP, starts again after a crash, and writes for nobody else."""
-    service = unit(fill(UNIT, "/opt/veloxquantd", Path("/home/anna")))["Service"]
+    service = units()[UNIT]["Service"]
     assert service["Type"] == "notify"  # tests/daemon/test_start.py holds that it says READY=1
     assert service["Restart"] == "on-failure"
     assert service["UMask"] == "0077"
+    assert service["RestrictAddressFamilies"] == "AF_UNIX"
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert main.__doc__ is not None
     for status in service["RestartPreventExitStatus"].split():
         assert re.search(rf"\b{status}\b", main.__doc__), f"the daemon has no exit status {status}"
 
 
+def test_the_socket_unit_is_private_and_is_the_services() -> None:
+    """Mode 0600 in a folder of mode 0700, one stream; a unit of the same name is what systemd starts for it."""
+    assert set(units()) == {UNIT}
+    both = units(f"{RUNTIME}/veloxquant/d.sock")
+    socket = both[SOCKET_UNIT]["Socket"]
+    assert socket["ListenStream"] == "%t/veloxquant/d.sock"
+    assert (socket["SocketMode"], socket["DirectoryMode"]) == ("0600", "0700")
+    assert "Accept" not in socket  # the default: the daemon gets the listening socket, not each connection
+    assert SOCKET_UNIT.partition(".")[0] == UNIT.partition(".")[0]
+
+
 def test_both_outlast_the_drain() -> None:
     """The managers wait longer than the daemon may take to answer its last clients."""
-    from veloxquant.config import Config
-
-    service = unit(fill(UNIT, "/opt/veloxquantd", Path("/home/anna")))["Service"]
-    assert plist()["ExitTimeOut"] > Config().daemon.drain_s + 1
-    assert int(service["TimeoutStopSec"]) > Config().daemon.drain_s + 1
+    assert rendered()["ExitTimeOut"] > Config().daemon.drain_s + 1
+    assert int(units()[UNIT]["Service"]["TimeoutStopSec"]) > Config().daemon.drain_s + 1
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("socket", [None, "/srv/a b%c/d.sock"], ids=["own socket", "activated"])
+def test_systemd_takes_the_units(socket: str | None, tmp_path: Path) -> None:
     """Where systemd is installed it finds nothing wrong; elsewhere the sections and keys are the known ones."""
-    text = fill(UNIT, sys.executable, tmp_path)
-    assert set(unit(text).sections()) == {"Unit", "Service", "Install"}
-    assert all(re.fullmatch(r"[A-Z][A-Za-z]+", key) for section in unit(text).values() for key in section)
+    given = Order(
+        (sys.executable, "--socket", "/srv/a $b%c"), Path(socket) if socket else None, {"VELOXQUANT_X": "a%b"}
+    )
+    texts = unit_file.render(given, RUNTIME)
+    for name, text in texts.items():
+        assert set(unit(text.decode()).sections()) <= {"Unit", "Service", "Socket", "Install", "X-Veloxquant"}
+        assert all(re.fullmatch(r"[A-Z][A-Za-z]+", key) for part in unit(text.decode()).values() for key in part)
+        (tmp_path / name).write_bytes(text)
     analyze = shutil.which("systemd-analyze")
     if analyze is not None:
-        (tmp_path / UNIT).write_text(text)
-        done = subprocess.run(
-            [analyze, "verify", "--user", str(tmp_path / UNIT)], capture_output=True, text=True, check=False
-        )
+        names = [str(tmp_path / name) for name in texts]
+        done = subprocess.run([analyze, "verify", "--user", *names], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", [PLIST, UNIT])
-def test_nothing_is_left_to_fill_in(name: str) -> None:
-    """Each marked value stands for something that the page fills in."""
-    text = fill(name, "/opt/veloxquantd", Path("/home/anna"))
-    assert re.findall(r"@[A-Z]+@", text) == []
+@pytest.mark.parametrize("socket", [None, "/srv/d.sock"], ids=["own socket", "activated"])
+def test_nothing_is_left_to_fill_in(socket: str | None) -> None:
+    """Each marked value stands for something that an installation fills in."""
+    order = Order((PROGRAM,), Path(socket) if socket else None)
+    written = [plist.render(order, Path("/x.log")), *unit_file.render(order, RUNTIME).values()]
+    assert [re.findall(rb"@[A-Z]+@", text) for text in written] == [[]] * len(written)

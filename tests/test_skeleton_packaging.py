@@ -31,7 +31,7 @@ LEFT_BEHIND = (
     "dist",
     "*.pyc",
 )
-PACKED = ("*.py", "*.json", "*.toml", "*.html", "py.typed", "*.plist", "*.service")
+PACKED = ("*.py", "*.json", "*.toml", "*.html", "py.typed", "*.plist", "*.service", "*.socket")
 
 
 def tree(folder: str, package: str) -> set[str]:
@@ -43,7 +43,10 @@ def tree(folder: str, package: str) -> set[str]:
 def test_the_package_list_is_the_tree() -> None:
     """Every folder of Python files is packed; none is listed that is not there."""
     folders = {path.parent for path in (ROOT / "veloxquant").rglob("*.py")}
-    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | {"veloxquant_plugins"}
+    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders} | {
+        "veloxquant_plugins",
+        "veloxquant_launchd",
+    }
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages
 
 
@@ -56,7 +59,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("veloxquant", "plugins"):
+    for name in ("veloxquant", "plugins", "launchd"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("wheel")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(target)]
@@ -70,7 +73,8 @@ def test_the_wheel_is_the_tree(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     packed = {name for name in names if ".dist-info/" not in name}
-    assert packed == tree("veloxquant", "veloxquant") | tree("plugins", "veloxquant_plugins")
+    folders = {"veloxquant": "veloxquant", "plugins": "veloxquant_plugins", "launchd": "veloxquant_launchd"}
+    assert packed == set().union(*(tree(folder, package) for folder, package in folders.items()))
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

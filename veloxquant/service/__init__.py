@@ -7,9 +7,23 @@ import sys
 
 from veloxquant import paths
 from veloxquant.service import places, plist, unit_file
+from veloxquant.service.agent import Agent, find, refuse_rival
+from veloxquant.service.ordering import notes, order
 from veloxquant.service.values import Done, Installed, Order, Preview, State
 
-__all__ = ["Done", "Installed", "Order", "Preview", "State", "installed"]
+__all__ = [
+    "Agent",
+    "Done",
+    "Installed",
+    "Order",
+    "Preview",
+    "State",
+    "find",
+    "installed",
+    "notes",
+    "order",
+    "refuse_rival",
+]
 
 
 def installed(env: paths.Env = os.environ, platform: str = sys.platform) -> Installed | None:

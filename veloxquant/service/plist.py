@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import plistlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import ServiceRefused
+from veloxquant.service import templates
 from veloxquant.service.values import LABEL, Installed
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from veloxquant.service.values import Order
+
+SOCKET_NAME = "daemon"
+"""The key under Sockets, by which the daemon asks launchd for its socket."""
+_HEAD = b'<plist version="1.0">\n'
+_NOTE = b"<!-- Written by veloxquantctl service install, which overwrites what is changed here. -->\n"
+
+
+def render(order: Order, crash_log: Path) -> bytes:
+    """The property list that launchd is given. Raises ServiceRefused for text that XML cannot hold."""
+    filled = plistlib.loads(templates.read(f"{LABEL}.plist").encode())
+    filled["ProgramArguments"] = list(order.program)
+    filled["EnvironmentVariables"].update(order.environment)
+    filled["StandardErrorPath"] = str(crash_log)
+    if order.activated is None:
+        del filled["Sockets"]
+    else:
+        filled["Sockets"][SOCKET_NAME]["SockPathName"] = str(order.activated)
+    try:
+        written = plistlib.dumps(filled, sort_keys=False)
+    except (ValueError, UnicodeEncodeError):  # control characters; bytes of a file name that are no UTF-8
+        raise ServiceRefused(
+            "a path or a value has characters that no property list can hold",
+            hint="give the program, the socket and the environment in printable text",
+        ) from None
+    return written.replace(_HEAD, _NOTE + _HEAD, 1)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -48,6 +75,18 @@ def installed(path: Path) -> Installed | None:
     if found.get("Label") != LABEL:
         raise _unreadable(path, f"its Label is {found.get('Label')!r}, not {LABEL}")
     return Installed(manager="launchd", path=path, program=program(found, path))
+
+
+def activated(path: Path) -> Path | None:
+    """The socket that launchd opens for the agent of this file; None without one. Raises ServiceRefused."""
+    try:
+        found = load(path)
+    except FileNotFoundError:
+        return None
+    sockets = found.get("Sockets")
+    entry = sockets.get(SOCKET_NAME) if isinstance(sockets, dict) else None
+    name = entry.get("SockPathName") if isinstance(entry, dict) else None
+    return Path(name) if isinstance(name, str) else None
 
 
 def _unreadable(path: Path, why: str) -> ServiceRefused:

@@ -48,7 +48,10 @@ class Done:
 
 @dataclass(frozen=True)
 class State:
-    """How the agent is. `target` is its name at the manager; `last_exit` is as the manager words it."""
+    """How the agent is. `target` is its name at the manager; `last_exit` is as the manager words it.
+
+    `listening`: the manager holds the socket, so that a call starts the daemon where it does not run.
+    """
 
     manager: Manager
     target: str
@@ -57,6 +60,7 @@ class State:
     running: bool
     pid: int | None = None
     last_exit: str | None = None
+    listening: bool = False
     warnings: tuple[str, ...] = ()
 
 

@@ -1,0 +1,156 @@
+"""Files of the agent: written whole or not at all, one writer at a time, and only if they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from veloxquant.errors import ServiceFailed, ServiceRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODE = 0o644
+"""launchd loads no agent that its group or others could write; systemd warns of files that others cannot read."""
+_PROBE_S = 1.0
+
+
+@contextmanager
+def exclusively(folder: Path) -> Iterator[None]:
+    """Hold the folder's own lock, so that a second install waits; the folder is made where it is missing.
+
+    A lock on the folder leaves no file behind. Raises ServiceRefused when the folder cannot be made or opened.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ServiceRefused(
+            f"{folder} cannot be used: {error.strerror}", hint=f"make it a folder of your own: ls -ld '{folder}'"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def same(path: Path, content: bytes) -> bool:
+    """Whether the file holds exactly these bytes and others cannot write it."""
+    try:
+        return path.read_bytes() == content and not path.stat().st_mode & 0o022
+    except OSError:
+        return False
+
+
+def refuse_link(path: Path) -> None:
+    """Raises ServiceRefused for a symbolic link: whoever made it looks after the file, and we would replace it."""
+    if path.is_symlink():
+        raise ServiceRefused(
+            f"{path} is a symbolic link to {path.readlink()}",
+            hint="remove the link first; what it leads to is left alone",
+        )
+
+
+class Staged:
+    """The new content on the disk, beside its place: what can fail (space, rights) fails before anything is stopped."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        """Raises ServiceRefused when the folder cannot be written."""
+        self.path = path
+        try:
+            # launchd and systemd look at names that end in .plist, .service, .socket: this one does not.
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        self._staged = Path(name)
+        try:
+            with open(descriptor, "wb") as stream:  # noqa: PTH123 -- a descriptor
+                stream.write(content)
+                stream.flush()
+                os.fchmod(descriptor, MODE)
+                os.fsync(descriptor)
+        except OSError as error:
+            self._staged.unlink(missing_ok=True)
+            raise _unwritable(path, error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._staged.unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        """Put it in its place. Raises ServiceRefused."""
+        try:
+            self._staged.replace(self.path)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        _sync(self.path.parent)
+
+
+def remove(path: Path) -> bool:
+    """Remove a file of ours; whether there was one. Raises ServiceRefused."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ServiceRefused(
+            f"{path} cannot be removed: {error.strerror}", hint=f"chmod u+w '{path.parent}', then try again"
+        ) from None
+    _sync(path.parent)
+    return True
+
+
+def private_folder(folder: Path) -> None:
+    """Make the folder of a socket that the manager opens: launchd makes none. Raises ServiceFailed."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ServiceFailed(
+            f"the socket's folder {folder} cannot be made: {error.strerror}",
+            hint="set VELOXQUANT_SOCKET to a path in a folder that you can write",
+        ) from None
+
+
+def remove_dead_socket(path: Path) -> None:
+    """Remove a socket of ours on which nobody listens any more; anything else at the path stays."""
+    with contextlib.suppress(OSError):
+        facts = path.lstat()
+        if stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.geteuid() and not _answers(path):
+            path.unlink()
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return error.errno != errno.ECONNREFUSED
+    return True
+
+
+def _unwritable(path: Path, error: OSError) -> ServiceRefused:
+    return ServiceRefused(
+        f"{path} cannot be written: {error.strerror}", hint=f"make the folder yours to write: ls -ld '{path.parent}'"
+    )
+
+
+def _sync(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems know no fsync of folders
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,71 @@
+"""`systemctl --user`: its verbs, its properties, and what it says where there is no user manager."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from veloxquant.errors import ServiceFailed, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from veloxquant.service.command import Command
+
+PROGRAM = "systemctl"
+PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "FragmentPath",
+    "NeedDaemonReload",
+    "MainPID",
+    "Result",
+    "ExecMainCode",
+    "ExecMainStatus",
+)
+_NO_MANAGER = ("Failed to connect", "not been booted with systemd", "Failed to get D-Bus connection")
+
+
+class Systemctl:
+    """The verbs on named units. `env` is looked at for a hint only."""
+
+    def __init__(self, command: Command, env: Mapping[str, str]) -> None:
+        self.command = command
+        self._env = env
+
+    def properties(self, unit: str) -> dict[str, str]:
+        """PROPERTIES of a unit, which need not exist. Raises ServiceUnavailable without a user manager."""
+        answer = self.command.ask("show", unit, f"--property={','.join(PROPERTIES)}")
+        if answer.code:
+            raise self._no_manager(answer.words)
+        return dict(line.split("=", 1) for line in answer.out.splitlines() if "=" in line)
+
+    def change(self, verb: str, *units: str) -> None:
+        """One verb. Raises ServiceFailed, ServiceUnavailable."""
+        answer = self.command.change(verb, *units)
+        if not answer.code:
+            return
+        if any(sign in answer.err for sign in _NO_MANAGER):
+            raise self._no_manager(answer.words)
+        line = self.command.line(verb, *units)
+        raise ServiceFailed(
+            f"{line}: {answer.words}", hint=f"journalctl --user -u {units[0] if units else 'init.scope'} -n 20"
+        )
+
+    def _no_manager(self, words: str) -> ServiceUnavailable:
+        """No manager, and whether that is a matter of this session or of the machine."""
+        return ServiceUnavailable(f"systemd's user manager cannot be reached: {words}", hint=self._next_step())
+
+    def _next_step(self) -> str:
+        uid = os.getuid()
+        runtime = f"/run/user/{uid}"
+        if os.path.exists(f"{runtime}/systemd/private") and self._env.get("XDG_RUNTIME_DIR") != runtime:  # noqa: PTH110
+            return f"it runs; this shell does not know where: export XDG_RUNTIME_DIR={runtime}"
+        if not os.path.isdir("/run/systemd/system"):  # noqa: PTH112 -- sd_booted(3)
+            return (
+                "this machine (a container?) was not started by systemd: "
+                "let whatever starts its processes run veloxquantd, or run veloxquantctl daemon"
+            )
+        return f"log in as this user (not by su or sudo), or: sudo loginctl enable-linger {uid}"
