@@ -37,7 +37,6 @@ COMMANDS = {
     "doctor": ("doctor", "check everything, with a fix for each problem"),
     "daemon": ("daemon", "run the daemon in the foreground"),
     "service": ("service", "install the daemon as a background agent, and control it"),
-    "service": ("service", "install the daemon as a background agent, and control it"),
     "reload": ("reload", "have the daemon read its configuration again"),
     "wait": ("wait", "wait until the daemon answers"),
     "socket": ("socket_path", "print the socket's path"),
