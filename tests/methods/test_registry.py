@@ -413,7 +413,7 @@ def test_what_was_tried_elsewhere_is_loaded_as_it_was_and_nothing_else(install: 
 def test_a_plugin_that_others_may_write_is_not_even_imported(install: Any, probes: list[int], what: str) -> None:
     """Its module, the folder that announces it, or the folder they lie in: with the command that mends it."""
     site = install("first", "one", "one-a", source="raise SystemExit\n" + SOURCE)
-    os.chmod(site / what, 0o777)
+    (site / what).chmod(0o777)
     loaded = registry.load()
     assert names(loaded) == OURS
     (fenced,) = loaded.quarantined

@@ -20,6 +20,10 @@ MAX_VARIANTS = 64
 MAX_BITS = 256.0
 """Four times the widest number an engine stores, scales and all: more is a mistake of unit."""
 MAX_SLOT_STEP = 2**16
+MAX_TEXT = 2000
+"""Characters of a text that people read: about a screen."""
+MAX_WORD = 200
+"""Of a name, or a word among parameters."""
 REASON_CODES = frozenset({"width_not_divisible", "not_supported_by_engine"})
 
 WIDTHS = (64, 80, 96, 112, 128, 192, 256, 576)
@@ -82,10 +86,11 @@ def check_parameters(method: Method) -> tuple[Parameter, ...]:
     if not isinstance(parameters, Sequence) or isinstance(parameters, str | bytes):
         raise _wrong(f"{method.name}: parameters() returned {_kind(parameters)}, not a list")
     for parameter in parameters:
-        if not isinstance(parameter, Parameter) or not parameter.name.isidentifier():
+        if not isinstance(parameter, Parameter) or not str(parameter.name).isidentifier():
             raise _wrong(f"{method.name}: parameters() holds {quoted(parameter)}, not only named Parameters")
+        _check_text(f"{method.name}: the help of {parameter.name}", parameter.help)
         if parameter.default is not None and (why := unfit(parameter, parameter.default)):
-            raise _wrong(f"{method.name}: the default of {parameter.name} is {parameter.default!r}, {why}")
+            raise _wrong(f"{method.name}: the default of {parameter.name} is {quoted(parameter.default)}, {why}")
     _check_unlike([parameter.name for parameter in parameters], f"{method.name}: parameter")
     return tuple(parameters)
 
@@ -161,8 +166,9 @@ def check_refusal(method: Method, variant: Variant, answer: Any) -> tuple[str, s
         raise _wrong(f"{method.name} {variant.label}: refuses() returned {_kind(answer)}, not (code, sentence) or None")
     code, sentence = answer
     if code not in REASON_CODES or not sentence.strip():
-        raise _wrong(f"{method.name} {variant.label}: refuses() gave the code {code!r}; known: {sorted(REASON_CODES)}")
-    return code, sentence
+        known = ", ".join(sorted(REASON_CODES))
+        raise _wrong(f"{method.name} {variant.label}: refuses() gave the code {quoted(code)}; known: {known}")
+    return code, _check_text(f"{method.name} {variant.label}: the sentence of refuses()", sentence)
 
 
 def check_bits(method: Method, variant: Variant, what: str, bits: Any) -> float:
@@ -208,6 +214,7 @@ def check_prior(method: Method, variant: Variant, prior: Any, what: str = "quali
         raise _wrong(f"{where}: perplexity_delta is {quoted(prior.perplexity_delta)}")
     if not isinstance(prior.source, str) or not prior.source.strip():
         raise _wrong(f"{where} names no source")
+    _check_text(f"{where}: the source", prior.source)
     return prior
 
 
@@ -246,6 +253,8 @@ def _check_method(method: Any) -> None:
     for attribute, kind in _ATTRIBUTES.items():
         if type(getattr(method, attribute)) is not kind:
             raise _wrong(f"{_kind(method)}: {attribute} is {quoted(getattr(method, attribute))}, not a {kind.__name__}")
+    for attribute in _TEXTS:
+        _check_text(f"{_kind(method)}: {attribute}", getattr(method, attribute))
     if not NAME.fullmatch(method.name):
         raise _wrong(f"{_kind(method)}: the name {quoted(method.name)} does not match {NAME.pattern}")
     if not method.version.strip():
@@ -266,8 +275,22 @@ def _check_params(what: str, params: Any) -> None:
     if not isinstance(params, Mapping) or not all(isinstance(key, str) and key for key in params):
         raise _wrong(f"{what} must be a mapping by name, got {_kind(params)}")
     for key, value in params.items():
-        if not isinstance(value, str | bool) and not _is_number(value):
+        _check_text(f"{what}: a name", key, MAX_WORD)
+        if isinstance(value, str):
+            _check_text(f"{what}: {key}", value, MAX_WORD)
+        elif not isinstance(value, bool) and not _is_number(value):
             raise _wrong(f"{what}: {key} is {quoted(value)}; whole and finite numbers, words and flags are taken")
+
+
+def _check_text(what: str, text: Any, most: int = MAX_TEXT) -> str:
+    """Text that a terminal and a log may show: no control characters, no line breaks, no lone surrogates, bounded."""
+    if not isinstance(text, str):
+        raise _wrong(f"{what} is {_kind(text)}, not text")
+    if len(text) > most:
+        raise _wrong(f"{what} has {len(text)} characters; {most} are taken")
+    if not text.isprintable():
+        raise _wrong(f"{what} holds a line break or a control character: {quoted(text)}")
+    return text
 
 
 def _check_growth(method: Method, variant: Variant, answers: Sequence[Any]) -> tuple[int | None, ...]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import Distribution, distributions
 
+from veloxquant.errors import quoted
+from veloxquant.methods.fence import one_line, reason_of
 from veloxquant.methods.hookspec import ENTRY_POINT_GROUP
 from veloxquant.methods.plugin import Plugin, Quarantined, canonical
+
+_LONGEST = 200
+"""Characters of a name: they are shown, logged and answered."""
 
 
 def discover() -> tuple[tuple[Plugin, ...], tuple[Quarantined, ...]]:
@@ -38,11 +43,14 @@ def _plugins(distribution: Distribution) -> frozenset[Plugin]:
     name, version = distribution.metadata["Name"], distribution.version
     if not name:
         raise ValueError("its metadata has no name")
+    for text in (name, version or "", *(text for point in points for text in (point.name, point.value))):
+        if not text.isprintable() or len(text) > _LONGEST:
+            raise ValueError(f"a name or version in it is no short text: {quoted(text)}")
     where = str(getattr(distribution, "_path", "") or "")  # no public name for it
     by_value = {point.value: point.name for point in sorted(points, key=lambda p: p.name, reverse=True)}
     return frozenset(Plugin(name, by_value[value], value, version or "", where) for value in by_value)
 
 
 def _unreadable(distribution: Distribution, error: Exception) -> Quarantined:
-    where = str(getattr(distribution, "_path", "") or "a distribution")
-    return Quarantined(where.rpartition("/")[2], where, f"its metadata cannot be read: {type(error).__name__}: {error}")
+    where = one_line(str(getattr(distribution, "_path", "") or "a distribution"))
+    return Quarantined(where.rpartition("/")[2], where, f"its metadata cannot be read: {reason_of(error)}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from veloxquant.errors import MethodRefused, VeloxError
+from veloxquant.errors import MethodRefused, VeloxError, quoted
 from veloxquant.methods import hookspec
 from veloxquant.methods.checks import check_returned
 
@@ -46,13 +46,19 @@ def methods_of(plugin: Plugin, on_stage: Callable[[str], None] = lambda _: None)
 def reason_of(error: BaseException) -> str:
     """What a plugin raised, on one line of bounded length."""
     if isinstance(error, VeloxError):
-        text = error.message
+        text = str(error.message)
     elif isinstance(error, SystemExit):
-        text = f"it called sys.exit({error.code!r})"
+        text = f"it called sys.exit({quoted(error.code)})"
     else:
         text = f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
-    text = " ".join(text.split())
-    return text if len(text) <= _REASON_LIMIT else text[: _REASON_LIMIT - 1] + "…"
+    return one_line(text)
+
+
+def one_line(text: str, most: int = _REASON_LIMIT) -> str:
+    """A stranger's text as it may be shown: without line breaks and control characters, bounded."""
+    bounded = " ".join(text[: 4 * most].split())
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in bounded)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def _text_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from veloxquant.errors import MethodRefused, VeloxError
 from veloxquant.methods import checks
-from veloxquant.methods.fence import reason_of
+from veloxquant.methods.fence import one_line, reason_of
 from veloxquant.methods.method import LayerPlace, LayerSpec, Method, Param, Parameter, QualityPrior, Variant
 from veloxquant.methods.per_layer import NOT_CALIBRATED, check_layer_params
 from veloxquant.methods.timed import within
@@ -124,7 +124,7 @@ class Guarded(Method):
         answer = self._ask("layer_params", check, variant, asked, calibration)
         if isinstance(answer, MethodRefused):
             raise MethodRefused(
-                answer.message, hint=answer.hint or "calibrate this model", field=NOT_CALIBRATED
+                reason_of(answer), hint=one_line(answer.hint) or "calibrate this model", field=NOT_CALIBRATED
             ) from answer
         return answer
 
@@ -220,7 +220,7 @@ def _built(what: str, variant: Variant, build: Callable[[], Any]) -> Any:
         hint, field = (error.hint, error.field) if isinstance(error, VeloxError) else ("", None)
         raise MethodRefused(
             f"{variant.label} cannot be built {what}: {reason_of(error)}",
-            hint=hint or "choose another method, or tell its author",
+            hint=one_line(hint) or "choose another method, or tell its author",
             field=field,
         ) from error
 

@@ -10,16 +10,16 @@ import contextlib
 import json
 import math
 import os
+import resource
 import selectors
 import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from veloxquant.errors import MethodRefused
+from veloxquant.methods import orphans, surroundings
 from veloxquant.methods.checks import check_figures, check_variants
 from veloxquant.methods.fence import methods_of, reason_of
 from veloxquant.methods.plugin import Plugin
@@ -38,6 +38,9 @@ _DURING = {"import": "while it was imported", "hook": "in its hook", "check": "i
 _HEAVY = ("mlx", "mlx_lm", "transformers", "torch")
 _BEFORE = frozenset(sys.modules)
 """What the interpreter's own start has imported is no plugin's doing."""
+_FUNCTIONS = surroundings.functions()
+MEMORY_BYTES = 2**30
+"""What a plugin may have written to while it is tried out. Linux only: macOS does not enforce such a limit."""
 
 
 @dataclass
@@ -61,6 +64,7 @@ class _Child:
 def main() -> None:
     """Examine the job's plugins, a few at a time."""
     job = json.load(sys.stdin)
+    orphans.adopt()
     plugins = [Plugin(**plugin) for plugin in job["plugins"]]
     verdicts = _examine_all(plugins, Limits(**job["limits"]))
     json.dump([verdicts[index] for index in range(len(plugins))], sys.stdout)
@@ -79,9 +83,12 @@ def _examine_all(plugins: list[Plugin], limits: Limits) -> dict[int, dict[str, A
                 running.remove(child)
                 _end(child)
                 verdicts[child.index] = {**verdict, "took_s": time.monotonic() - child.started}
+            if judged:
+                orphans.end(known={child.pid for child in running})
     finally:
         for child in running:
             _end(child)
+        orphans.end()
     return verdicts
 
 
@@ -103,6 +110,8 @@ def _be_the_child(plugin: Plugin, messages: int, output: int, limits: Limits) ->
     """Load the plugin with its streams in our hands, report, and end without running its exit handlers."""
     try:
         os.setsid()  # a group of its own, so that what it starts ends with it
+        orphans.adopt()
+        _limit_memory()
         longest = limits.import_s + limits.hook_s + limits.check_s
         signal.alarm(math.ceil(longest) + 5)  # in case the helper is killed and nobody ends us
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -115,17 +124,30 @@ def _be_the_child(plugin: Plugin, messages: int, output: int, limits: Limits) ->
 
 
 def _load(plugin: Plugin, messages: int) -> dict[str, Any]:
-    before = _surroundings()
+    before = surroundings.look()
     try:
         methods = methods_of(plugin, lambda stage: _say(messages, {"stage": stage}))
         _say(messages, {"stage": "check"})
         for method in methods:
             check_figures(method, check_variants(method))
         _check_light()
-        _check_unchanged(before)
+        surroundings.check_unchanged(before, _FUNCTIONS)
+        _check_alone()
     except BaseException as error:  # noqa: BLE001 -- fence: a planning function may raise anything, SystemExit included
         return {"ok": False, "reason": reason_of(error)}
     return {"ok": True, "reason": ""}
+
+
+def _limit_memory() -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(ValueError, OSError):  # a lower limit was set from outside
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def _check_alone() -> None:
+    if orphans.left():
+        orphans.end()
+        raise MethodRefused("loading it leaves processes running", hint="start them inside build(), or not at all")
 
 
 def _check_light() -> None:
@@ -135,33 +157,6 @@ def _check_light() -> None:
             f"loading it imports {', '.join(heavy)}, which the planner must not carry: import inside build()",
             hint="move the import into build()",
         )
-
-
-def _surroundings() -> dict[str, Any]:
-    """What the whole process shares, and a plugin must leave alone."""
-    return {
-        "the working folder": Path().stat(),
-        "signal handlers": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
-        "sys.path": [*sys.path],
-        "the standard streams": (sys.stdin, sys.stdout, sys.stderr),
-        "the running threads": threading.enumerate(),
-    }
-
-
-def _check_unchanged(before: dict[str, Any]) -> None:
-    after = _surroundings()
-    changed = [what for what in before if not _same(before[what], after[what])]
-    if changed:
-        raise MethodRefused(
-            f"loading it changes {' and '.join(changed)}, which the whole process shares",
-            hint="do it inside build(), or not at all",
-        )
-
-
-def _same(before: Any, after: Any) -> bool:
-    if isinstance(before, os.stat_result):
-        return os.path.samestat(before, after)
-    return bool(before == after)
 
 
 def _say(messages: int, message: dict[str, Any]) -> None:
