@@ -280,13 +280,16 @@ def status() -> answers.Status:
         uptime_s=(3 * 24 + 4) * 3600,
         generation=118,
         socket="/run/user/501/veloxquant/d.sock",
+        log_file="/home/u/.local/state/veloxquant/daemon.log",
         config_path=None,
         hardware=machine(),
         methods=answers.MethodsState(ready=2, quarantined={"foo": "import failed: no module 'bar'"}),
-        records=answers.RecordsState(directory="/records", used=842, skipped=3, scan_age_s=4, watcher="native"),
+        records=answers.RecordsState(
+            directory="/records", used=842, skipped=3, scan_age_s=4, watcher="native", newest_age_s=7200
+        ),
         clients=answers.ClientsState(now=3, peak=17, subscribed=0, refused=0),
         requests=answers.RequestsState(
-            total=13000, by_method={"plan": 12904, "ping": 96}, errors={"timeout": 2}, p50_ms=0.11, p99_ms=0.9
+            total=13000, by_method={"plan": 12904, "ping": 96}, errors={"timeout": 2}, p50_ms=0.11, p99_ms=0.9, slow=1
         ),
         cache=answers.CacheState(entries=40, bytes=100_000, hits=12000, misses=900),
         traces=answers.TracesState(running=1, waiting=0, done=12, failed=0),

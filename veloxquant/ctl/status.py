@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.ctl import figures
-from veloxquant.units import format_duration, format_size
+from veloxquant.errors import InvalidParams
+from veloxquant.units import format_duration, format_size, parse_seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -16,12 +17,26 @@ if TYPE_CHECKING:
     from veloxquant.wire.answers import Status
 
 
+INTERVAL_S = 2.0
+_LEAST_S = 0.1
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Nothing of its own."""
+    """Once, or for as long as one looks."""
+    parser.add_argument("--watch", action="store_true", help="go on: drawn in place, or one JSON object a line")
+    parser.add_argument(
+        "--interval", metavar="TIME", help=f"with --watch, how often ({INTERVAL_S:g}s); changes at once"
+    )
 
 
 def run(session: Session) -> int:
     """Ask and show. Raises NotRunning (exit 3), NotAnswering (exit 4)."""
+    if session.options.watch:
+        from veloxquant.ctl.status_watch import watch
+
+        return watch(session, _interval_s(session.options.interval), show)
+    if session.options.interval is not None:
+        raise InvalidParams("--interval goes with --watch", hint="add --watch", field="--interval")
     status = session.client.status()
     if session.terminal.json:
         session.terminal.value(status.schema, status)
@@ -43,11 +58,20 @@ def show(status: Status, terminal: Terminal) -> None:
         "traces": _traces(status),
         "process": _process(status),
         "socket": status.socket,
+        "log": status.log_file or "none",
     }
     for subject, text in lines.items():
         terminal.say(f"{subject:<9} {text}")
     for warning in status.warnings:
         terminal.say(f"{terminal.paint('yellow', 'warning')}   {warning}")
+
+
+def _interval_s(text: str | None) -> float:
+    """Seconds between two looks. Raises InvalidParams."""
+    seconds = INTERVAL_S if text is None else parse_seconds(text, field="--interval")
+    if seconds < _LEAST_S:
+        raise InvalidParams(f"--interval is {text!r}", hint=f"at least {_LEAST_S:g}s", field="--interval")
+    return seconds
 
 
 def _machine(machine: HardwareProfile) -> str:
@@ -76,16 +100,25 @@ def _records(status: Status) -> str:
     how = {"native": "watching natively", "scan only": "scanning only", "off": "not watching"}
     watching = how.get(records.watcher, records.watcher)
     scanned = f"last scan {format_duration(records.scan_age_s)} ago"
-    return f"{records.used:,} used, {records.skipped:,} skipped in {records.directory}; {watching}, {scanned}"
+    age = records.newest_age_s
+    newest = f" (newest {_age(age)})" if age is not None else ""
+    return f"{records.used:,} used{newest}, {records.skipped:,} skipped in {records.directory}; {watching}, {scanned}"
+
+
+def _age(seconds: float) -> str:
+    return f"{format_duration(seconds)} ago" if seconds >= 0 else f"dated {format_duration(-seconds)} ahead"
 
 
 def _clients(status: Status) -> str:
     clients, requests = status.clients, status.requests
     refused = f", {clients.refused:,} refused" if clients.refused else ""
     errors = sum(requests.errors.values())
+    named = ", ".join(f"{count:,} {name}" for name, count in sorted(requests.errors.items()))
     plans = requests.by_method.get("plan", 0)
     text = f"{clients.now:,} now, {clients.peak:,} peak{refused}; "
     text += f"{requests.total:,} calls, {plans:,} plans, {errors:,} errors"
+    text += f" ({named})" if named else ""
+    text += f", {requests.slow:,} slow" if requests.slow else ""
     if requests.p50_ms is not None and requests.p99_ms is not None:
         text += f"; p50 {figures.milliseconds(requests.p50_ms)}, p99 {figures.milliseconds(requests.p99_ms)}"
     return text

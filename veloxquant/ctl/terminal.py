@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ERROR_SCHEMA = "veloxquant.error/1"
 _CUT = "..."
+_SEQUENCE = re.compile(r"(\033\[[0-9;]*m)")
+_HOME, _CLEAR = "\033[H", "\033[2J"
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -46,8 +50,11 @@ class Terminal:
 
     def say(self, text: str = "") -> None:
         """One line of data."""
+        self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
         try:
-            self.out.write(text + "\n")
+            self.out.write(text)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -106,12 +113,54 @@ class Terminal:
             return text
         return f"\033[{_CODES[style]}m{text}\033[0m"
 
+    @property
+    def in_place(self) -> bool:
+        """Whether what was drawn can be drawn over: a terminal that understands the usual sequences."""
+        return self.out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+    def lines_of(self, show: Callable[[Terminal], None]) -> list[str]:
+        """What `show` writes, as lines in our colours."""
+        held = io.StringIO()
+        painted = "always" if self._coloured(self.out) else "never"
+        show(Terminal(held, self.err, color=painted, quiet=self.quiet))
+        return held.getvalue().splitlines()
+
+    def redraw(self, lines: Sequence[str], *, first: bool) -> None:
+        """These lines in place of what was drawn, within the terminal's size as it is now; `first` clears it.
+
+        Each line ends in clearing its rest, the last one in clearing all below, so that nothing flickers. The last row
+        stays free: a newline there would scroll.
+        """
+        width, height = self._size()
+        shown = lines if height is None else lines[: max(1, height - 1)]
+        body = "".join(f"{self._fitted(line, width)}\033[K\n" for line in shown)
+        self._write(f"{_CLEAR if first else ''}{_HOME}{body}\033[J")
+
+    def _fitted(self, line: str, width: int | None) -> str:
+        """A line that takes one row: sequences of colour take no column, and are kept to the last."""
+        if width is None:
+            return line
+        parts = _SEQUENCE.split(line)
+        left, made = width, []
+        for part in parts:
+            if _SEQUENCE.fullmatch(part):
+                made.append(part)
+            else:
+                made.append(part[:left])
+                left -= len(made[-1])
+        return "".join(made)
+
     def _width(self) -> int | None:
         """Columns of the terminal that reads our data, None when none does or it does not say."""
+        return self._size()[0]
+
+    def _size(self) -> tuple[int | None, int | None]:
+        """Columns and rows of the terminal that reads our data."""
         try:
-            return os.get_terminal_size(self.out.fileno()).columns or None
+            size = os.get_terminal_size(self.out.fileno())
         except (OSError, ValueError):  # no terminal; a stream without a descriptor
-            return None
+            return None, None
+        return size.columns or None, size.lines or None
 
     def _coloured(self, stream: TextIO) -> bool:
         if self._color != "auto":
