@@ -7,7 +7,6 @@ path; 75 another daemon holds the lock; 128 + n ended by a second signal n.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 import threading
@@ -17,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from veloxquant import __version__, paths
 from veloxquant.config import Config, load, log_file_of
-from veloxquant.daemon import log, streams
-from veloxquant.daemon.threads import THREAD_PREFIX
+from veloxquant.daemon import lean, log, streams
 from veloxquant.errors import InvalidParams, VeloxError
 
 if TYPE_CHECKING:
@@ -43,10 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
     """The same with errors raised: InvalidParams, ConfigInvalid, SocketRefused, AlreadyRunning."""
     options = _parser(program).parse_args(arguments)
+    lean.one_arena()
+    lean.import_without_openssl()
     try:
         config = _config(options)
         # A log that was asked for has to be possible; the one that is there by default only warns.
         log.start(config.daemon.log_level, log_file_of(config), strict=config.daemon.log_file != "default")
+        import asyncio
+
         from veloxquant.daemon.server import serve  # after the log: what loads from here on may have something to say
 
         place = paths.config_file() if options.config is None else Path(options.config).absolute()
@@ -109,6 +111,8 @@ def _leave_hung_threads(status: int) -> None:
 
 
 def _hung() -> list[threading.Thread]:
+    from veloxquant.daemon.threads import THREAD_PREFIX
+
     return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant import local, paths
 from veloxquant.config import load, socket_of
-from veloxquant.daemon import activation, lifecycle, log, peer
+from veloxquant.daemon import activation, lean, lifecycle, log, peer
 from veloxquant.daemon.application import Application
 from veloxquant.daemon.connection import Connection, Patience
 from veloxquant.daemon.dispatch import Dispatch
@@ -125,6 +125,8 @@ class Server:
             took_ms=round((time.monotonic() - began) * 1000),
         )
         lifecycle.notify_manager("READY=1")
+        if signals:
+            self._loop.call_soon(lean.settle)
         if on_ready is not None:
             on_ready(self)
         try:
@@ -205,8 +207,11 @@ class Server:
 
     async def _check_socket(self) -> None:
         """A daemon whose socket is gone or somebody else's serves nobody: go, and touch nothing."""
+        busy = False
         while True:
+            answered = self.app.counters.calls.total()
             await asyncio.sleep(self._timing.self_check_s)
+            busy = self._tidy(busy, self.app.counters.calls.total() - answered)
             if not self._listener.still_ours():
                 log.event("socket.lost", logging.ERROR, socket=str(self._listener.path))
                 self.app.ask_to_stop(LOST)
@@ -215,6 +220,13 @@ class Server:
                 # macOS removes what was not touched for days from its temporary folders.
                 self._touched_at = time.monotonic()
                 os.utime(self._listener.path)
+
+    @staticmethod
+    def _tidy(was_busy: bool, answered: int) -> bool:
+        """Once it is quiet after work, give back what the work left; whether there was work since the last look."""
+        if was_busy and not answered:
+            lean.trim()
+        return answered > 0
 
     async def _wind_up(self) -> None:
         """No new clients; answer what was asked; say goodbye; close."""
