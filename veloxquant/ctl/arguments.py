@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PROGRAM = "veloxquantctl"
-GLOBALS_WITH_VALUE = ("--color", "--socket", "--timeout")
+GLOBALS_WITH_VALUE = ("--color", "--socket", "--timeout", "--wait")
 DEFAULT_TIMEOUT_S = 30.0
 
 
@@ -68,6 +68,7 @@ def add_globals(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--color", choices=("auto", "always", "never"), default="auto", metavar="WHEN", help=_COLOR)
     group.add_argument("--socket", metavar="PATH", help="the daemon's socket (VELOXQUANT_SOCKET)")
     group.add_argument("--timeout", metavar="TIME", help="limit of the whole call: 500ms, 20s, 2m (default 30s)")
+    group.add_argument("--wait", metavar="TIME", help="wait so long for a daemon that is not there yet (default 0s)")
     group.add_argument("--quiet", action="store_true", help="no notes on stderr, errors only")
     group.add_argument("--no-daemon", action="store_true", help="answer in this process, ask no daemon")
     group.add_argument("--version", action="version", version=f"{parser.prog} {__version__}")
@@ -83,6 +84,15 @@ def timeout_s(options: argparse.Namespace) -> float:
     from veloxquant.units import parse_seconds
 
     return parse_seconds(options.timeout, field="--timeout")
+
+
+def wait_s(options: argparse.Namespace) -> float:
+    """How long to wait for a daemon, in seconds. Raises InvalidParams."""
+    if options.wait is None:
+        return 0.0
+    from veloxquant.units import parse_seconds
+
+    return parse_seconds(options.wait, field="--wait")
 
 
 def size(flag: str) -> Callable[[str], int]:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _FOREIGN = ("--json", "--quiet", "--no-daemon")
+_FOREIGN_WITH_VALUE = ("--color", "--timeout", "--wait")
 
 
 def run_raw(before: Sequence[str], after: Sequence[str]) -> int:
@@ -20,9 +21,9 @@ def run_raw(before: Sequence[str], after: Sequence[str]) -> int:
 def _without_answer_flags(arguments: Sequence[str]) -> list[str]:
     kept, skip = [], False
     for one in arguments:
-        if skip or one in _FOREIGN or one.startswith(("--color=", "--timeout=")):
+        if skip or one in _FOREIGN or one.startswith(tuple(f"{flag}=" for flag in _FOREIGN_WITH_VALUE)):
             skip = False
-        elif one in ("--color", "--timeout"):
+        elif one in _FOREIGN_WITH_VALUE:
             skip = True
         else:
             kept.append(one)

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from veloxquant.ctl.arguments import timeout_s
+from veloxquant.ctl.arguments import timeout_s, wait_s
 from veloxquant.errors import ConfigInvalid, InvalidParams, NotRunning
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Session:
         """A client of the daemon. A wrong configuration keeps nobody from one that runs; planning here it does."""
         from veloxquant.client import Client
 
+        settings = {"wait_s": wait_s(self.options), **settings}
         try:
             return Client(config=self.config, timeout_s=self.timeout_s, **settings)
         except ConfigInvalid as error:
