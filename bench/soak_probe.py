@@ -29,7 +29,7 @@ SERIES = ("plan", "ping", "control")
 
 
 def ask(path: Path, method: str, params: dict[str, Any]) -> Callable[[], None]:
-    """One question over a connection of its own. Plain, where the client would doubt a daemon that is silent for 2 s."""
+    """One question over a plain connection of its own: the client would doubt a daemon that is silent for 2 s."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(LIMIT_S)
     connection.connect(str(path))
