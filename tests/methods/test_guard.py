@@ -42,6 +42,11 @@ def test_a_sound_method_passes_through(simple: Any) -> None:
     assert method.tripped is None
 
 
+def endless(self: Any, variant: Any, part: Any) -> Any:
+    """Calls itself for ever."""
+    return endless(self, variant, part)
+
+
 def raising(error: BaseException) -> Any:
     """A function that raises it."""
 
@@ -58,11 +63,13 @@ def raising(error: BaseException) -> Any:
         raising(SystemExit(1)),
         raising(MemoryError()),
         raising(RecursionError()),
+        endless,
+        lambda *_: bytearray(2**62),
         lambda *_: math.nan,
         lambda *_: -4.0,
     ],
 )
-def test_a_failing_call_is_refused_and_quarantines_the_method(simple: Any, function: Any) -> None:
+def test_r28_a_failing_call_is_refused_and_quarantines_the_method(simple: Any, function: Any) -> None:
     """From there on `refuses` answers for it, and no other call reaches it."""
     method, variant = guarded(simple, key_bits=function)
     with pytest.raises(MethodRefused, match=r"method simple: key_bits\(\) failed"):
@@ -97,7 +104,7 @@ def test_an_interrupt_is_the_users(simple: Any) -> None:
 
 
 @pytest.mark.parametrize("hang", [lambda *_: time.sleep(20), lambda *_: spin()])
-def test_a_call_that_hangs_is_left_and_quarantines_the_method(
+def test_r28_a_call_that_hangs_is_left_and_quarantines_the_method(
     simple: Any, monkeypatch: pytest.MonkeyPatch, hang: Any
 ) -> None:
     """A method that hangs on one real layer, asleep or in a loop, holds up one plan for the limit and no other."""
@@ -134,7 +141,7 @@ def test_equal_questions_are_asked_once(simple: Any) -> None:
     assert len(asked) == 2
 
 
-def test_a_slow_method_is_warned_of_and_the_third_time_quarantined(
+def test_r28_a_slow_method_is_warned_of_and_the_third_time_quarantined(
     simple: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Over 5 ms a warning, once; over 50 ms three times and it is out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from typing import Any
@@ -116,6 +117,37 @@ MISBEHAVIOURS = {
         + HOOK,
         "loading it changes the running threads",
     ),
+    "changes_mask": (HEAD + "import os\nos.umask(0)" + HOOK, "loading it changes the file mode mask"),
+    "changes_locale": (
+        "import locale\nlocale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')\n" + HEAD + HOOK,
+        "loading it changes the locale",
+    ),
+    "changes_environment": (HEAD + "import os\nos.environ['PATH'] = '/'" + HOOK, "loading it changes the environment"),
+    "replaces_json": (HEAD + "import json\njson.dumps = str" + HOOK, "loading it replaces json.dumps, which the whole"),
+    "replaces_ours": (
+        HEAD + "Method.fixed_bytes = lambda *_: 0" + HOOK,
+        "loading it replaces veloxquant.methods.method.Method.fixed_bytes",
+    ),
+    "replaces_a_builtin": (
+        HEAD + "import builtins\nbuiltins.len = lambda _: 0" + HOOK,
+        "loading it replaces builtins.len",
+    ),
+    "leaves_a_child": (
+        HEAD + "import os, time\nif not os.fork():\n    time.sleep(60)" + HOOK,
+        "loading it leaves processes running",
+    ),
+    "takes_all_memory": (
+        HEAD + "held = bytearray(10 * 10**9)" + HOOK,
+        "import failed: MemoryError",
+    ),
+    "speaks_in_escapes": (
+        HEAD + "    summary = '\\x1b[2J\\x07all is well'" + HOOK,
+        "summary holds a line break or a control character: '\\x1b[2J",
+    ),
+    "fails_in_escapes": (
+        "raise ValueError('\\x1b]0;title\\x07\\nsecond line')",
+        "ValueError: \ufffd]0;title\ufffd second line",
+    ),
     "asks_for_more_time": (
         ASKING,
         "importing it took longer than 1.5 s",
@@ -135,7 +167,7 @@ def verdicts(plugin_module: Any) -> dict[str, Any]:
     return dict(zip([*MISBEHAVIOURS, "good"], examine(plugins, LIMITS), strict=True))
 
 
-def test_every_misbehaviour_has_its_reason_and_the_good_plugin_passes(verdicts: dict[str, Any]) -> None:
+def test_r27_every_misbehaviour_has_its_reason_and_the_good_plugin_passes(verdicts: dict[str, Any]) -> None:
     """Whatever a plugin does, this process and the other plugins go on, and the reason says what it did."""
     assert verdicts["good"].ok
     reasons = {name: verdicts[name].reason for name in MISBEHAVIOURS}
@@ -143,7 +175,7 @@ def test_every_misbehaviour_has_its_reason_and_the_good_plugin_passes(verdicts: 
     assert not any(verdicts[name].ok for name in MISBEHAVIOURS)
 
 
-def test_nothing_a_plugin_started_outlives_its_probe(plugin_module: Any, short_folder: Any) -> None:
+def test_r27_nothing_a_plugin_started_outlives_its_probe(plugin_module: Any, short_folder: Any) -> None:
     """A child process that a plugin leaves behind ends with it."""
     note = short_folder / "pid"
     source = "import subprocess, pathlib, time\np = subprocess.Popen(['sleep', '60'])\n"
@@ -156,6 +188,45 @@ def test_nothing_a_plugin_started_outlives_its_probe(plugin_module: Any, short_f
             break
         time.sleep(0.02)
     assert _gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to an ancestor that asks for them")
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "pass"], ids=["hangs", "passes"])
+def test_r27_a_daemon_that_a_plugin_starts_ends_with_its_probe(
+    plugin_module: Any, short_folder: Any, ending: str
+) -> None:
+    """It forked twice and has a session of its own; it is found all the same, whatever its plugin does next."""
+    note = short_folder / "pid"
+    source = HEAD + (
+        "import os, pathlib, time\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork():\n"
+        f"        pathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n"
+        "        time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        f"while not os.path.exists({str(note)!r}): time.sleep(0.005)\n"
+        f"{ending}"
+    )
+    (verdict,) = examine([plugin_module("vqbad_daemon", source + HOOK)], LIMITS)
+    assert not verdict.ok
+    wanted = "leaves processes running" if ending == "pass" else "importing it took longer"
+    assert wanted in verdict.reason
+    assert _gone(int(note.read_text()))
+
+
+def test_a_plugin_is_not_shown_the_secrets_of_the_environment(
+    plugin_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it could put into its reason, and so into answers and logs."""
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    monkeypatch.setenv("VELOXQUANT_TEST_KEY", "canary")
+    source = "import os\nraise ValueError(' '.join(n for n in os.environ if n not in ('PATH', 'HOME')))"
+    (verdict,) = examine([plugin_module("vqbad_telling", source)], LIMITS)
+    assert verdict.reason.startswith("import failed: ValueError")
+    assert "TOKEN" not in verdict.reason
+    assert "KEY" not in verdict.reason
 
 
 def _gone(pid: int) -> bool:
@@ -179,13 +250,17 @@ def test_a_module_of_another_name_holder_is_no_plugin(name: str) -> None:
     assert "no hook veloxquant_methods" in verdict.reason
 
 
-def test_fifty_plugins_are_tried_out_together(plugin_module: Any) -> None:
-    """Each gets its own verdict, in order."""
+def test_r29_fifty_plugins_are_tried_out_by_one_process(plugin_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets its own verdict, in order, and Python starts once for all of them."""
+    started: list[Any] = []
+    really = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: started.append(args) or really(*args, **options))
     plugins = [
         plugin_module(f"vqmany{at}", "raise ValueError" if at % 10 == 3 else HEAD.replace("mine", f"m{at}") + HOOK)
         for at in range(50)
     ]
     assert [verdict.ok for verdict in examine(plugins, LIMITS)] == [at % 10 != 3 for at in range(50)]
+    assert len(started) == 1
 
 
 def test_a_module_that_does_not_exist_is_a_failed_import() -> None:

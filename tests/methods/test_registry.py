@@ -103,17 +103,18 @@ def test_ours_come_through_the_same_door() -> None:
     assert {"method": "affine", "label": "affine8-g32", "params": {"bits": 8, "group": 32}} in loaded.probes()
 
 
-def test_two_foreign_plugins_of_one_method_name_are_both_out(install: Any) -> None:
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_r29_two_foreign_plugins_of_one_method_name_are_both_out(install: Any, order: tuple[str, str]) -> None:
     """Neither the order of installation nor of names decides."""
-    install("first", "twin", "twin-a")
-    install("second", "twin", "twin-b")
+    for dist in order:
+        install(dist, "twin", "twin-a" if dist == "first" else "twin-b")
     loaded = registry.load()
     assert names(loaded) == OURS
     assert [(q.name, q.distribution) for q in loaded.quarantined] == [("twin", "first"), ("twin", "second")]
     assert "it offers 'twin', and so does second of second" in loaded.quarantined[0].reason
 
 
-def test_a_label_is_a_name_too(install: Any) -> None:
+def test_r29_a_label_is_a_name_too(install: Any) -> None:
     """Records and plans call variants by label: a foreign label may be nobody's label or method name."""
     install("stealing", "mine", "affine4-g64")
     install("calling", "other", "fp16")

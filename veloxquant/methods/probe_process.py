@@ -38,6 +38,8 @@ _DURING = {"import": "while it was imported", "hook": "in its hook", "check": "i
 _HEAVY = ("mlx", "mlx_lm", "transformers", "torch")
 _BEFORE = frozenset(sys.modules)
 """What the interpreter's own start has imported is no plugin's doing."""
+_dumps = json.dumps
+"""Held fast: a plugin may put another in its place."""
 _FUNCTIONS = surroundings.functions()
 MEMORY_BYTES = 2**30
 """What a plugin may have written to while it is tried out. Linux only: macOS does not enforce such a limit."""
@@ -125,8 +127,14 @@ def _be_the_child(plugin: Plugin, messages: int, output: int, limits: Limits) ->
 
 def _load(plugin: Plugin, messages: int) -> dict[str, Any]:
     before = surroundings.look()
+
+    def on_stage(stage: str) -> None:
+        if stage == "hook":  # before anything of ours runs on functions that it replaced
+            surroundings.check_unchanged(before, _FUNCTIONS)
+        _say(messages, {"stage": stage})
+
     try:
-        methods = methods_of(plugin, lambda stage: _say(messages, {"stage": stage}))
+        methods = methods_of(plugin, on_stage)
         _say(messages, {"stage": "check"})
         for method in methods:
             check_figures(method, check_variants(method))
@@ -160,7 +168,7 @@ def _check_light() -> None:
 
 
 def _say(messages: int, message: dict[str, Any]) -> None:
-    os.write(messages, json.dumps(message).encode() + b"\n")
+    os.write(messages, _dumps(message).encode() + b"\n")
 
 
 def _listen(running: list[_Child], limits: Limits) -> None:
