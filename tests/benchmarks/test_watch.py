@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 from watchdog.observers import Observer
 
-from veloxquant.benchmarks import watch
+from veloxquant.benchmarks import storage, watch
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.benchmarks.watch import Watcher
@@ -92,17 +93,17 @@ EVENTS_ONLY = {"stat_interval_s": 1e6, "forced_interval_s": 1e6}
 CLOCK_ONLY = {"stat_interval_s": 0.05, "forced_interval_s": 1e6}
 
 
+class NoObserver:
+    """What a system has that gives no events."""
+
+    def schedule(self, *arguments: Any, **keywords: Any) -> None:
+        """Refuses."""
+        raise OSError(24, "inotify instance limit reached")
+
+
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that gives no events, such as one out of inotify instances."""
-
-    class NoObserver:
-        def schedule(self, *arguments: Any, **keywords: Any) -> None:
-            raise OSError(24, "inotify instance limit reached")
-
-        def unschedule_all(self) -> None:
-            """There are none."""
-
     monkeypatch.setattr(watch, "Observer", NoObserver)
 
 
@@ -124,7 +125,7 @@ def test_a_calibration_is_seen_by_event(directory: Path, started: Start) -> None
     assert seen.watcher.state() == "native"
 
 
-def test_the_first_record_ever_is_seen_by_event(directory: Path, started: Start) -> None:
+def test_r21_the_first_record_ever_is_seen_by_event(directory: Path, started: Start) -> None:
     """In a directory that did not exist when the watch began."""
     seen = started(directory, **EVENTS_ONLY)
     assert seen.watcher.state() == "native"
@@ -133,7 +134,7 @@ def test_the_first_record_ever_is_seen_by_event(directory: Path, started: Start)
     assert seen.shows("a")
 
 
-def test_changes_edits_and_deletions_are_seen_by_event(directory: Path, started: Start) -> None:
+def test_r21_changes_edits_and_deletions_are_seen_by_event(directory: Path, started: Start) -> None:
     """Whatever moves the records."""
     seen = started(directory, **EVENTS_ONLY)
     publish(directory, "a")
@@ -145,7 +146,7 @@ def test_changes_edits_and_deletions_are_seen_by_event(directory: Path, started:
     assert seen.shows("c")
 
 
-def test_what_happened_before_the_start_is_seen(directory: Path, started: Start) -> None:
+def test_r21_what_happened_before_the_start_is_seen(directory: Path, started: Start) -> None:
     """The first call comes without any event, so nothing falls between a reading and the start."""
     seen = Seen(directory)
     BenchmarkDatabase(directory).add("fp16", "m/x", context_length=1)
@@ -172,7 +173,7 @@ def test_reading_and_indexing_are_no_changes(directory: Path, started: Start) ->
     assert seen.calls == calls
 
 
-def test_without_events_the_clock_finds_changes(directory: Path, started: Start, deaf: None) -> None:
+def test_r21_without_events_the_clock_finds_changes(directory: Path, started: Start, deaf: None) -> None:
     """The state says so, with the reason."""
     seen = started(directory, **CLOCK_ONLY)
     assert seen.watcher.state() == "scan only"
@@ -183,7 +184,7 @@ def test_without_events_the_clock_finds_changes(directory: Path, started: Start,
     assert seen.shows("a", "b")
 
 
-def test_a_forced_look_finds_what_the_stat_cannot(directory: Path, started: Start, deaf: None) -> None:
+def test_r21_a_forced_look_finds_what_the_stat_cannot(directory: Path, started: Start, deaf: None) -> None:
     """An edit in place moves no folder's mtime."""
     (directory / "records").mkdir(parents=True)
     publish(directory, "a")
@@ -193,7 +194,7 @@ def test_a_forced_look_finds_what_the_stat_cannot(directory: Path, started: Star
     assert seen.shows("c")
 
 
-def test_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_r23_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Not at each look."""
     with caplog.at_level(logging.WARNING, logger="veloxquant"):
         seen = started(directory, stat_interval_s=0.01, forced_interval_s=0.02)
@@ -201,7 +202,7 @@ def test_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pyte
     assert len(caplog.records) == 1
 
 
-def test_a_directory_that_comes_back_is_seen_by_event(directory: Path, started: Start) -> None:
+def test_r23_a_directory_that_comes_back_is_seen_by_event(directory: Path, started: Start) -> None:
     """From the folder above, without waiting for the clock: gone, made again, and pointed elsewhere by a link."""
     seen = started(directory, **EVENTS_ONLY)
     publish(directory, "a")
@@ -238,7 +239,7 @@ def test_a_parent_that_may_not_be_read_costs_no_events(
 
 
 @pytest.mark.parametrize("below", [".", "records"])
-def test_a_directory_deleted_and_made_again(directory: Path, started: Start, below: str) -> None:
+def test_r23_a_directory_deleted_and_made_again(directory: Path, started: Start, below: str) -> None:
     """The records go, the state says that only the clock is left; it heals alone."""
     seen = started(directory, stat_interval_s=0.05)
     publish(directory, "a")
@@ -252,7 +253,7 @@ def test_a_directory_deleted_and_made_again(directory: Path, started: Start, bel
     assert seen.shows("b")
 
 
-def test_a_directory_replaced_by_another(directory: Path, started: Start) -> None:
+def test_r23_a_directory_replaced_by_another(directory: Path, started: Start) -> None:
     """A new folder under the old name is watched as the old one was."""
     seen = started(directory, stat_interval_s=0.05)
     publish(directory, "a")
@@ -270,7 +271,7 @@ def test_a_directory_replaced_by_another(directory: Path, started: Start) -> Non
     assert seen.shows("b", "c", "e")
 
 
-def test_a_symbolic_link_to_the_directory(directory: Path, tmp_path: Path, started: Start) -> None:
+def test_r23_a_symbolic_link_to_the_directory(directory: Path, tmp_path: Path, started: Start) -> None:
     """Is followed, and followed again when it is turned elsewhere."""
     for name in ("one", "two"):
         (tmp_path / name / "records").mkdir(parents=True)
@@ -285,7 +286,7 @@ def test_a_symbolic_link_to_the_directory(directory: Path, tmp_path: Path, start
     assert seen.shows("b")
 
 
-def test_a_symbolic_link_to_the_folder_of_records(directory: Path, tmp_path: Path, started: Start) -> None:
+def test_r23_a_symbolic_link_to_the_folder_of_records(directory: Path, tmp_path: Path, started: Start) -> None:
     """As where the records alone lie on a shared disk: what happens there makes events, and turning the link too."""
     for name in ("one", "two"):
         (tmp_path / name / "records").mkdir(parents=True)
@@ -335,17 +336,103 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "Observer", Silent)
 
 
-def test_a_folder_that_makes_no_events_is_found_by_the_clock(directory: Path, started: Start, mute: None) -> None:
-    """Though all looks well: each publication, one after the other."""
+def test_r23_a_folder_that_makes_no_events_is_found_by_the_clock(
+    directory: Path, started: Start, mute: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though all looks well, until a change came and no event: then the state says so, and one warning."""
     seen = started(directory, **CLOCK_ONLY)
     assert seen.watcher.state() == "native"
     for number in range(3):
         publish(directory, f"r{number}")
         assert seen.shows(*(f"r{n}" for n in range(number + 1)))
+    assert seen.becomes("scan only")
+    assert seen.watcher.problem() == watch.UNHEARD
+    publish(directory, "last")
+    assert seen.shows("r0", "r1", "r2", "last")
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+
+
+def test_r23_events_that_a_full_queue_lost(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the first of a burst: the rest is found by the clock, the state is "scan only" until events come again."""
+    is_full = threading.Event()
+
+    class Lossy(Observer):  # type: ignore[valid-type,misc]
+        def dispatch_events(self, event_queue: Any) -> None:
+            if is_full.is_set():
+                event_queue.get(block=True)
+            else:
+                super().dispatch_events(event_queue)
+
+    monkeypatch.setattr(watch, "Observer", Lossy)
+    seen = started(directory, **CLOCK_ONLY)
+    publish(directory, "heard")
+    assert seen.shows("heard")
+    is_full.set()
+    publish(directory, "r0")
+    time.sleep(0.3)  # for the event that was waited for already
+    for number in range(1, 20):
+        publish(directory, f"r{number}")
+    assert seen.shows("heard", *(f"r{n}" for n in range(20)))
+    assert seen.becomes("scan only")
+    is_full.clear()
+    publish(directory, "after")
+    assert seen.becomes("native")
+    assert seen.shows("heard", "after", *(f"r{n}" for n in range(20)))
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+
+
+def test_r23_a_volume_that_goes_and_comes_back(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each call of the system for it fails for a while, and its events have ended: one warning, and it heals alone."""
+    seen = started(directory, stat_interval_s=0.05)
+    publish(directory, "a")
+    assert seen.shows("a")
+    observer = seen.watcher._observer
+    with monkeypatch.context() as unmounted:
+        really = Path.stat
+
+        def stat(path: Path, **options: Any) -> os.stat_result:
+            if path.is_relative_to(directory):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return really(path, **options)
+
+        unmounted.setattr(Path, "stat", stat)
+        unmounted.setattr(storage, "list_folder", stat)
+        assert seen.becomes("scan only")
+    assert set(seen.database.records) == {"a"}
+    assert seen.becomes("native")
+    assert seen.watcher._observer is not observer
+    publish(directory, "b")
+    assert seen.shows("a", "b")
+    assert [one.levelname for one in caplog.records if one.name == "veloxquant.benchmarks.watch"] == ["WARNING"]
+
+
+def test_r23_a_dead_thread_of_events_and_a_system_that_gives_no_other(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of several ends without a word, and none can be had: the clock goes on, one warning, and it heals alone."""
+    seen = started(directory, **CLOCK_ONLY)
+    observer = seen.watcher._observer
+    assert observer is not None
+    with monkeypatch.context() as refusing:
+        refusing.setattr(watch, "Observer", NoObserver)
+        emitter = next(iter(observer.emitters))
+        emitter.stop()
+        emitter.join()
+        assert seen.becomes("scan only")
+        publish(directory, "a")
+        assert seen.shows("a")
+    assert seen.becomes("native")
+    publish(directory, "b")
+    assert seen.shows("a", "b")
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("jump_s", [-86400, 86400])
-def test_a_clock_that_jumps_hides_nothing(directory: Path, started: Start, deaf: None, jump_s: int) -> None:
+def test_r26_a_clock_that_jumps_hides_nothing(directory: Path, started: Start, deaf: None, jump_s: int) -> None:
     """A day back or ahead between two publications: a folder that is older than before has changed as well."""
     seen = started(directory, **CLOCK_ONLY)
     publish(directory, "a")
@@ -357,7 +444,7 @@ def test_a_clock_that_jumps_hides_nothing(directory: Path, started: Start, deaf:
     assert seen.shows("a", "b")
 
 
-def test_two_publications_within_a_tick_of_a_coarse_clock(directory: Path, started: Start, deaf: None) -> None:
+def test_r26_two_publications_within_a_tick_of_a_coarse_clock(directory: Path, started: Start, deaf: None) -> None:
     """The second leaves the folder's time as it is; the look once all is quiet finds it."""
     seen = started(directory, **CLOCK_ONLY)
     tick = (directory / "records").stat().st_mtime + 2
@@ -367,7 +454,7 @@ def test_two_publications_within_a_tick_of_a_coarse_clock(directory: Path, start
         assert seen.shows(*"ab"[: "ab".index(name) + 1])
 
 
-def test_an_observer_that_starts_by_half_leaves_nothing(
+def test_r23_an_observer_that_starts_by_half_leaves_nothing(
     directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of watches is met at the last folder: the state says so, no thread stays, and the clock goes on."""
@@ -395,7 +482,7 @@ def test_an_observer_that_starts_by_half_leaves_nothing(
     assert seen.becomes("native")
 
 
-def test_an_observer_that_fails_to_stop_does_not_end_the_watch(
+def test_r23_an_observer_that_fails_to_stop_does_not_end_the_watch(
     directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a volume that is gone: the folder that took its place is followed all the same."""
@@ -416,7 +503,7 @@ def test_an_observer_that_fails_to_stop_does_not_end_the_watch(
     assert seen.shows("b")
 
 
-def test_a_dead_source_of_events_is_revived(directory: Path, started: Start) -> None:
+def test_r23_a_dead_source_of_events_is_revived(directory: Path, started: Start) -> None:
     """Its thread may end without a word."""
     seen = started(directory, stat_interval_s=0.05)
     observer = seen.watcher._observer
@@ -467,7 +554,7 @@ def test_stop_from_within_and_twice_and_before_start(directory: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "veloxquant-watch"]
 
 
-def test_a_burst_is_exact_in_the_end(directory: Path, started: Start) -> None:
+def test_r22_a_burst_is_exact_in_the_end(directory: Path, started: Start) -> None:
     """1,000 records published as fast as it goes: all are there, with far fewer looks."""
     seen = started(directory, **EVENTS_ONLY)
     for number in range(1000):

@@ -3,8 +3,8 @@
 Every native event that may concern a record or a calibration means "dirty", never more: events get lost, merged and
 reordered on every system. Beside them a stat of the folders every 10 s (each rename, creation and deletion moves a
 folder's mtime) and an unconditional look every 5 minutes (for files edited in place) find whatever the events missed,
-so an answer is late by at most that. Where native events cannot be had the state is "scan only" and everything still
-works, later.
+so an answer is late by at most that. Where native events cannot be had, or a change came without one (a network
+volume, a stream that fell silent, a queue that overflowed), the state is "scan only" and everything still works, later.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ State = Literal["native", "scan only"]
 STAT_INTERVAL_S = 10.0
 FORCED_INTERVAL_S = 300.0
 STOP_TIMEOUT_S = 2.0
+HEARING_S = 1.0
+"""An event comes within this of its change; watchdog holds a rename back for half a second."""
+UNHEARD = "something changed and made no event, as on a network volume or after events were lost"
 
 # Not "opened" and "closed without a write", which our own reading makes; nor "modified" where "closed" follows it.
 _EVENTS: list[type[FileSystemEvent]] = [
@@ -96,21 +99,21 @@ def _place(folder: Path) -> _Place:
 
 
 class _Handler(FileSystemEventHandler):
-    """Calls `hint` for events in the folders of records and calibrations, about these, their parent and links to them.
+    """Calls `hear` for events in the folders of records and calibrations, about these, their parent and links to them.
 
     Temporary files count: watchdog may hold a rename back for half a second to pair its halves, but not the closing of
     the temporary file just before it.
     """
 
-    def __init__(self, inside: tuple[str, ...], places: tuple[str, ...], hint: Callable[[], None]) -> None:
+    def __init__(self, inside: tuple[str, ...], places: tuple[str, ...], hear: Callable[[], None]) -> None:
         self._inside = inside
         self._places = (*inside, *places)
-        self._hint = hint
+        self._hear = hear
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         """Called by watchdog's thread."""
         if any(self._concerns(os.fsdecode(path)) for path in (event.src_path, event.dest_path) if path):
-            self._hint()
+            self._hear()
 
     def _concerns(self, path: str) -> bool:
         return path in self._places or os.path.dirname(path) in self._inside  # noqa: PTH120 -- text, as watchdog's paths are
@@ -142,6 +145,10 @@ class Watcher:
         self._observer: BaseObserver | None = None
         self._seen = _Seen(None, None)
         self._problem: str | None = "it is not started"
+        self._heard_at = self._armed_at = time.monotonic()
+        self._unheard: tuple[float, float] | None = None
+        """Between which two looks something changed of which no event has told yet."""
+        self._told_of_silence = False
         self._looked_at = time.monotonic()
 
     def start(self) -> None:
@@ -190,6 +197,11 @@ class Watcher:
             if call:
                 self._call()
 
+    def _hear(self) -> None:
+        """An event has come."""
+        self._heard_at = time.monotonic()
+        self._hint()
+
     def _hint(self) -> None:
         """Something may have changed."""
         with self._wake:
@@ -209,18 +221,36 @@ class Watcher:
 
     def _look_and_arm(self) -> bool:
         """Stat the folders, follow them where they went, and revive dead events. True when something has moved."""
+        since, self._looked_at = self._looked_at, time.monotonic()
         seen = self._look()
-        self._looked_at = time.monotonic()
         changed, moved = seen != self._seen, not seen.same_folders(self._seen)
         self._seen = seen
-        if moved or not self._events_arrive():
+        silent = self._is_silent(since, changed=changed and not moved)
+        if moved or silent or not self._events_arrive():
             self._disarm()
-            self._note(self._arm())
+            self._armed_at, self._unheard = time.monotonic(), None
+            problem = self._arm()
+            self._note(UNHEARD if silent and problem is None else problem)
             if self._look() != seen:
                 self._hint()  # it changed before its events could arrive
             if self._stopping:
                 self._disarm()
+        elif self._problem == UNHEARD and self._heard_at > self._armed_at:
+            self._note(None)
         return changed
+
+    def _is_silent(self, since: float, *, changed: bool) -> bool:
+        """Whether something changed after `since`, or before, and no event has told of it in time."""
+        if changed and self._unheard is None and self._problem in (None, UNHEARD):
+            self._unheard = since, self._looked_at
+        if self._unheard is None:
+            return False
+        after, seen_at = self._unheard
+        is_heard = self._heard_at >= after
+        if is_heard or self._looked_at - seen_at >= HEARING_S:
+            self._unheard = None
+            return not is_heard
+        return False
 
     def _look(self) -> _Seen:
         inside = (_place(self._root / name) for name in (RECORDS, CALIBRATIONS))
@@ -237,7 +267,7 @@ class Watcher:
         inside = [os.path.join(root, name) for name in (RECORDS, CALIBRATIONS)]  # noqa: PTH118 -- text, as watchdog's paths are
         real = tuple(os.path.realpath(path) for path in inside)
         link = os.path.join(above, self._root.name)  # noqa: PTH118
-        handler = _Handler(real, (root, link, *inside), self._hint)
+        handler = _Handler(real, (root, link, *inside), self._hear)
         folders = self._folders(root, real)
         # From above come the root's removal, its return, and a link that is pointed elsewhere. It may be unreadable.
         problem = self._observe(handler, folders, above) and self._observe(handler, folders, None)
@@ -277,11 +307,12 @@ class Watcher:
         observer.join(STOP_TIMEOUT_S)
 
     def _note(self, problem: str | None) -> None:
-        """Remember the state, and say it once when it changes."""
+        """Remember the state, and say it once when it changes; on a volume that is silent off and on, once for all."""
         if problem == self._problem:
             return
         self._problem = problem
         if problem is None:
             _log.info("watching %s", self._root)
-        else:
+        elif problem != UNHEARD or not self._told_of_silence:
+            self._told_of_silence = self._told_of_silence or problem == UNHEARD
             _log.warning("changes in %s are found by the clock only: %s", self._root, problem)
