@@ -16,6 +16,7 @@ from veloxquant.daemon import log, metrics
 from veloxquant.daemon import status as process_state
 from veloxquant.daemon.counters import Clients, Counters
 from veloxquant.daemon.hardware_watch import HardwareWatch
+from veloxquant.daemon.plugin_watch import PluginWatch
 from veloxquant.daemon.questions import Questions
 from veloxquant.daemon.record_feed import RecordFeed
 from veloxquant.daemon.state import State
@@ -23,6 +24,7 @@ from veloxquant.daemon.subscribers import Subscribers
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.daemon.traces import Traces
 from veloxquant.errors import VeloxError
+from veloxquant.methods import registry
 from veloxquant.wire.answers import MethodsState, Metrics, Reloaded, Status
 from veloxquant.wire.messages import PROTOCOL
 
@@ -67,6 +69,7 @@ class Application:
         self._read_config = read_config
         self._questions = Questions(self.state, self.traces)
         self._hardware = HardwareWatch(self.state)
+        self.plugins = PluginWatch(self.state, self._load_plugins)
         self._loop = asyncio.get_running_loop()
         self._reloading = asyncio.Lock()
         self._first_config = world.config
@@ -197,6 +200,23 @@ class Application:
         feed.read()
         world = local.open_world(config, source="daemon", records=feed.records, calibrations=feed.calibrations)
         return world, feed
+
+    async def _load_plugins(self) -> None:
+        """Answer with the plugins that are on disk now; everything else stays."""
+        async with self._reloading:
+            loaded = await in_daemon_thread(registry.load)
+            world = self.state.world
+            known = world.snapshot
+            self.state.use_world(
+                local.open_world(
+                    world.config,
+                    source="daemon",
+                    hardware=known.hardware,
+                    records=known.records,
+                    calibrations=known.calibrations,
+                    loaded=loaded,
+                )
+            )
 
     async def _move_in(self, world: World, feed: RecordFeed) -> bool:
         """Answer from there on; whether anything is other than before."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from veloxquant import __version__, paths
+from veloxquant import __version__, environment, paths
 from veloxquant.config import Config, load, log_file_of
 from veloxquant.daemon import lean, log, streams
 from veloxquant.errors import InvalidParams, VeloxError
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
     """The same with errors raised: InvalidParams, ConfigInvalid, SocketRefused, AlreadyRunning."""
     options = _parser(program).parse_args(arguments)
+    environment.forget_unknown()
     lean.one_arena()
     lean.import_without_openssl()
     try:

@@ -116,6 +116,7 @@ class Server:
         self.app.start()
         self._spawn(self._accept())
         self._spawn(self._check_socket())
+        self._spawn(self.app.plugins.run())
         log.event(
             "daemon.ready",
             socket=str(self._listener.path),

@@ -29,6 +29,11 @@ class Plugin:
         return f"{canonical(self.distribution)}:{self.name}={self.value}"
 
     @property
+    def label(self) -> str:
+        """Distribution and version, as a person says them."""
+        return f"{self.distribution} {self.version}".rstrip()
+
+    @property
     def module(self) -> str:
         """The module that is imported. AttributeError when `value` is none of the two forms."""
         try:

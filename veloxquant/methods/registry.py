@@ -44,12 +44,27 @@ class Loaded:
     stamps: Mapping[str, str] = field(default_factory=dict)
     """Plugin.key of each plugin with a method here -> the stamp of its files, "" for ours and where it is unknown."""
     warnings: tuple[str, ...] = ()
-    foreign: tuple[Plugin, ...] = ()
-    """Every plugin that is not ours, quarantined or not."""
+    foreign: Mapping[Plugin, str | None] = field(default_factory=dict)
+    """Every plugin that is not ours, quarantined or not, with the stamp its files had when it was loaded."""
 
     def look_again(self) -> str:
         """What stays the same until a plugin is installed, removed or changed on disk. Some file system calls."""
         return digest([site(), *((plugin.key, look(plugin).stamp) for plugin in self.foreign)])
+
+    def changed(self) -> tuple[str, ...]:
+        """What is on disk now and differs from what was loaded: each plugin as a phrase, in order."""
+        wanted, _ = _narrowed(discover()[0], None)
+        now = {plugin.key: plugin for plugin in wanted if not plugin.first_party}
+        before = {plugin.key: plugin for plugin in self.foreign}
+        phrases = [f"{plugin.label} is new" for key, plugin in now.items() if key not in before]
+        phrases += [f"{plugin.label} is gone" for key, plugin in before.items() if key not in now]
+        for key, plugin in now.items():
+            old = before.get(key, plugin)
+            if old != plugin:
+                phrases.append(f"{old.label} became {plugin.version}")
+            elif key in before and look(plugin).stamp != self.foreign[old]:
+                phrases.append(f"files of {plugin.label} changed")
+        return tuple(sorted(phrases))
 
     def method(self, name: str) -> Method:
         """The ready method of that name. Raises MethodNotFound, with the reason when it is quarantined."""
@@ -141,7 +156,7 @@ def load(
     ready, clashing, warnings = _without_clashes(candidates)
     stale = [runs.warning for runs in running if runs.warning is not None]
     loaded = _loaded(ready, [*fenced, *clashing], [*stale, *warnings])
-    return replace(loaded, foreign=tuple(files))
+    return replace(loaded, foreign={plugin: seen.stamp for plugin, seen in files.items()})
 
 
 def _narrowed(found: Iterable[Plugin], only: Sequence[str] | None) -> tuple[list[Plugin], list[Quarantined]]:

@@ -37,9 +37,8 @@ class Imported:
         key = canonical(plugin.distribution), plugin.name
         first = self._known.get(key, (plugin, stamp))
         if first != (plugin, stamp) and _is_imported(first[0]) and not _forget(first[0]):
-            wanted = f"{plugin.distribution} {plugin.version}".rstrip()
             runs = first[0].version if first[0].version != plugin.version else "its earlier files"
-            return Running(*first, f"{plugin.distribution}: this process runs {runs}; restart to use {wanted}")
+            return Running(*first, f"{plugin.distribution}: this process runs {runs}; restart to use {plugin.label}")
         self._known[key] = plugin, stamp
         return Running(plugin, stamp)
 
