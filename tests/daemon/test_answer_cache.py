@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from veloxquant.daemon.answer_cache import Answer, Answers, Plans, look, unchanged
+from veloxquant.daemon.answer_cache import PLAIN, Answer, Answers, Packed, Plans, look, pack, unchanged
 from veloxquant.errors import PlanNotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+def answer(result: bytes) -> Answer:
+    """One that depends on no file."""
+    return Answer(pack(result), ())
+
+
 def test_an_answer_is_kept_for_its_generation() -> None:
     """And its method, and its bytes."""
     answers = Answers()
-    answers.put(3, "plan", b"{}", Answer(b"result", ()))
+    answers.put(3, "plan", b"{}", answer(b"result"))
     assert answers.get(3, "plan", b"{}") == b"result"
     for other in ((3, "fit", b"{}"), (3, "plan", b"{ }"), (4, "plan", b"{}"), (2, "plan", b"{}")):
         assert answers.get(*other) is None
@@ -28,9 +33,9 @@ def test_an_answer_is_kept_for_its_generation() -> None:
 def test_a_new_generation_forgets_the_old_one() -> None:
     """An answer that arrives late, for a world gone by, is not kept."""
     answers = Answers()
-    answers.put(3, "plan", b"a", Answer(b"old", ()))
-    answers.put(4, "plan", b"b", Answer(b"new", ()))
-    answers.put(3, "plan", b"c", Answer(b"late", ()))
+    answers.put(3, "plan", b"a", answer(b"old"))
+    answers.put(4, "plan", b"b", answer(b"new"))
+    answers.put(3, "plan", b"c", answer(b"late"))
     assert answers.get(4, "plan", b"a") is None
     assert answers.get(4, "plan", b"c") is None
     assert answers.state().entries == 1
@@ -40,22 +45,22 @@ def test_the_cache_is_bounded_and_the_least_used_goes_first() -> None:
     """Counted in bytes, keys and overhead included."""
     answers = Answers(limit_bytes=10_000)
     for name in (b"a", b"b", b"c"):
-        answers.put(1, "plan", name, Answer(b"x" * 2500, ()))
+        answers.put(1, "plan", name, answer(os.urandom(2500)))
     assert answers.get(1, "plan", b"a") is not None
-    answers.put(1, "plan", b"d", Answer(b"x" * 2500, ()))
+    answers.put(1, "plan", b"d", answer(os.urandom(2500)))
     assert answers.get(1, "plan", b"b") is None
     assert answers.get(1, "plan", b"a") is not None
     assert answers.bytes <= 10_000
-    answers.put(1, "plan", b"huge", Answer(b"x" * 20_000, ()))
+    answers.put(1, "plan", b"huge", answer(os.urandom(20_000)))
     assert (answers.state().entries, answers.bytes) == (0, 0)
 
 
 def test_the_same_question_again_is_not_counted_twice() -> None:
     """Two clients may have computed it side by side."""
     answers = Answers()
-    answers.put(1, "plan", b"a", Answer(b"result", ()))
+    answers.put(1, "plan", b"a", answer(b"result"))
     once = answers.bytes
-    answers.put(1, "plan", b"a", Answer(b"result", ()))
+    answers.put(1, "plan", b"a", answer(b"result"))
     assert (answers.bytes, answers.state().entries) == (once, 1)
 
 
@@ -130,7 +135,7 @@ def test_an_inline_config_depends_on_no_file() -> None:
 def test_an_answer_about_changed_files_is_forgotten(folder: Path) -> None:
     """The memory it took is free again."""
     answers = Answers()
-    answers.put(1, "plan", b"a", Answer(b"result", look(str(folder))))
+    answers.put(1, "plan", b"a", Answer(pack(b"result"), look(str(folder))))
     assert answers.get(1, "plan", b"a") == b"result"
     (folder / "config.json").write_text("changed")
     assert answers.get(1, "plan", b"a") is None
@@ -140,8 +145,8 @@ def test_an_answer_about_changed_files_is_forgotten(folder: Path) -> None:
 def test_nothing_is_remembered_for_ever() -> None:
     """Each answer says until when."""
     answers = Answers()
-    answers.put(1, "plan", b"a", Answer(b"result", (), until=time.monotonic() - 1))
-    answers.put(1, "plan", b"b", Answer(b"result", (), until=time.monotonic() + 1000))
+    answers.put(1, "plan", b"a", Answer(pack(b"result"), (), until=time.monotonic() - 1))
+    answers.put(1, "plan", b"b", Answer(pack(b"result"), (), until=time.monotonic() + 1000))
     assert answers.get(1, "plan", b"a") is None
     assert answers.get(1, "plan", b"b") == b"result"
 
@@ -149,13 +154,26 @@ def test_nothing_is_remembered_for_ever() -> None:
 def test_plans_are_remembered_by_id_within_bounds() -> None:
     """The newest and the lately asked for."""
     plans = Plans(limit_bytes=250)
-    plans.put("a", b"x" * 100)
-    plans.put("a", b"x" * 100)
-    plans.put("b", b"x" * 100)
-    assert plans.get("a") == b"x" * 100
-    plans.put("c", b"x" * 100)
+    kept = Packed(pack(b"plan").data.ljust(100, b"\0"), 4)  # a stream may be followed by anything
+    plans.put("a", kept)
+    plans.put("a", kept)
+    plans.put("b", kept)
+    assert plans.get("a") == b"plan"
+    plans.put("c", kept)
     with pytest.raises(PlanNotFound) as caught:
         plans.get("b")
     assert caught.value.field == "plan_id"
     assert plans.get("a")
     assert plans.get("c")
+
+
+def test_what_is_kept_takes_less_and_comes_back_the_same() -> None:
+    """More answers than are kept plain, each asked for again and again, one of them empty."""
+    answers = Answers()
+    results = [b'{"bytes_per_token":%d}' % number * 300 * bool(number) for number in range(PLAIN + 4)]
+    for number, result in enumerate(results):
+        answers.put(1, "plan", b"%d" % number, answer(result))
+    assert answers.bytes < sum(map(len, results)) / 4
+    for _ in range(3):
+        assert [answers.get(1, "plan", b"%d" % number) for number in range(len(results))] == results
+    assert answers.get(1, "plan", b"5") == answers.get(1, "plan", b"5") == results[5]

@@ -10,12 +10,12 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from veloxquant import local
-from veloxquant.daemon.answer_cache import Answer, Answers, Plans, Sight, look
+from veloxquant.daemon.answer_cache import Answer, Answers, Packed, Plans, Sight, look, pack
 from veloxquant.daemon.threads import THREAD_PREFIX
 from veloxquant.daemon.traces import KEEP_S
 from veloxquant.errors import InvalidParams, Overloaded
@@ -37,6 +37,13 @@ _THREADS = 4
 _WAITING = 512
 """Questions in threads or waiting for one, beyond which more are refused."""
 _ATTEMPTS = 3
+
+
+class _Made(NamedTuple):
+    """A result as it is sent, and as it is kept."""
+
+    encoded: bytes
+    packed: Packed
 
 
 class Questions:
@@ -84,19 +91,18 @@ class Questions:
         loop = asyncio.get_running_loop()
         for _ in range(_ATTEMPTS):
             world = self._state.world
-            source, files, encoded = await loop.run_in_executor(self._threads, self._try, method, params, world)
-            if encoded is not None:
-                self.answers.put(
-                    world.snapshot.generation, method, raw, Answer(encoded, files, time.monotonic() + KEEP_S)
-                )
-                return msgspec.Raw(encoded)
+            source, files, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
+            if made is not None:
+                until = time.monotonic() + KEEP_S
+                self.answers.put(world.snapshot.generation, method, raw, Answer(made.packed, files, until))
+                return msgspec.Raw(made.encoded)
             await self._traces.profile(source, world)
         raise Overloaded("the methods changed each time the model was traced", hint="ask again")
 
     def _try(
         self, method: str, params: PlanParams | FitParams, world: World
-    ) -> tuple[ModelSource, Sight, bytes | None]:
-        """In a thread: find the model; the encoded result, None when the model has to be traced first."""
+    ) -> tuple[ModelSource, Sight, _Made | None]:
+        """In a thread: find the model; the result, None when the model has to be traced first."""
         source = local.model_source(params)
         files = look(params.model.path or source.path)
         if files:
@@ -105,14 +111,16 @@ class Questions:
         profile = self._traces.known(source, world)
         return source, files, None if profile is None else self._encode(method, params, profile, world)
 
-    def _encode(self, method: str, params: PlanParams | FitParams, profile: ModelProfile, world: World) -> bytes:
+    def _encode(self, method: str, params: PlanParams | FitParams, profile: ModelProfile, world: World) -> _Made:
         request = local.request(params, profile, world)
         if method == "fit":
-            return msgspec.json.encode(fit(request, world.snapshot))
-        made = plan(request, world.snapshot)
-        encoded = msgspec.json.encode(made)
-        self._plans.put(made.plan_id, encoded)
-        return encoded
+            encoded = msgspec.json.encode(fit(request, world.snapshot))
+            return _Made(encoded, pack(encoded))
+        found = plan(request, world.snapshot)
+        encoded = msgspec.json.encode(found)
+        made = _Made(encoded, pack(encoded))
+        self._plans.put(found.plan_id, made.packed)
+        return made
 
 
 def _check_path(params: PlanParams | FitParams) -> None:
