@@ -8,14 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from veloxquant import local
-from veloxquant.daemon import hardware_watch, status
+from veloxquant.daemon import status
 from veloxquant.daemon import traces as traces_module
 from veloxquant.daemon.counters import Clients, Counters
-from veloxquant.daemon.hardware_watch import HardwareWatch
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.daemon.traces import AT_ONCE, REMEMBERED, WAITING, Traces
 from veloxquant.errors import ModelNotSupported, Overloaded
@@ -183,58 +181,6 @@ def test_a_profile_is_for_one_engine_and_not_for_ever(monkeypatch: pytest.Monkey
         assert traces.known(source("m"), upgraded) is None
         clock.now += traces_module.KEEP_S + 1
         assert traces.known(source("m"), WORLD) is None
-
-    asyncio.run(run())
-
-
-class Machine:
-    """A machine whose memory the test sets."""
-
-    def __init__(self) -> None:
-        self.profile = HardwareProfile(total_memory_bytes=1000, available_bytes=500)
-        self.state: Any = SimpleNamespace(
-            world=SimpleNamespace(snapshot=SimpleNamespace(hardware=self.profile)), use_hardware=self.use
-        )
-        self.used: list[HardwareProfile] = []
-        self.looks: list[str] = []
-
-    def use(self, profile: HardwareProfile) -> None:
-        """What the state is given."""
-        self.used.append(profile)
-
-    def refresh(self, profile: HardwareProfile) -> HardwareProfile:
-        """Memory only."""
-        self.looks.append("refresh")
-        return msgspec.structs.replace(profile, available_bytes=400)
-
-    def recheck(self) -> HardwareProfile:
-        """Everything."""
-        self.looks.append("recheck")
-        return self.profile
-
-
-def test_the_machine_is_looked_at_when_somebody_asks_and_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before; in the background; the whole of it now and then; and waited for after a long silence."""
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(hardware_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
-
-    async def run() -> None:
-        machine = Machine()
-        watch = HardwareWatch(machine.state, machine.refresh, machine.recheck)
-        watch.touch()
-        await asyncio.sleep(0.05)
-        assert (machine.looks, watch.stale) == ([], False)
-        clock.now += hardware_watch.REFRESH_S + 1
-        watch.touch()
-        watch.touch()
-        await watch.fresh()
-        assert machine.looks == ["refresh"]
-        assert machine.used[0].available_bytes == 400
-        clock.now += hardware_watch.RECHECK_S + 1
-        assert watch.stale
-        await watch.fresh()
-        assert (machine.looks, watch.stale) == (["refresh", "recheck"], False)
-        watch.close()
 
     asyncio.run(run())
 

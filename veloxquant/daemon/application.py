@@ -167,6 +167,7 @@ class Application:
         self.state.warn("records", self.feed.trouble)
         self.feed.start(self.state)
         self.feed.look_again(self.state)
+        self._hardware.start()
 
     async def close(self) -> None:
         """Stop everything that runs beside the requests."""
