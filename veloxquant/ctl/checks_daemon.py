@@ -1,24 +1,32 @@
-"""Doctor's checks on the daemon: its folder, its socket, its lock."""
+"""Doctor's checks on the daemon: its folder, its socket, its lock, and what it says of itself."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
+import sys
 from typing import TYPE_CHECKING
 
-from veloxquant import paths
+from veloxquant import __version__, paths
 from veloxquant.client import Client
 from veloxquant.config import socket_of
-from veloxquant.ctl.finding import Finding, existing, failed, note, ok
-from veloxquant.errors import NotRunning, VeloxError
+from veloxquant.ctl.finding import Finding, existing, failed, note, ok, way_to_write
+from veloxquant.errors import NotAnswering, NotRunning, ProtocolUnsupported, VeloxError
+from veloxquant.wire.messages import PARAMS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from veloxquant.config import Config
+    from veloxquant.wire.answers import Hello
 
 _PATIENCE_S = 2.0
+_SILENT = (NotRunning, NotAnswering)
+"""For the check of the socket to tell; the others have nobody to ask."""
+_NOBODY = "no daemon answers"
+_RESTART = "veloxquantctl service restart, or stop the daemon and start it anew"
 
 
 def socket_folder(config: Config) -> Finding:
@@ -39,10 +47,78 @@ def socket_folder(config: Config) -> Finding:
     return ok(f"{folder} is private") if _open_to_us(folder) else _shut(folder)
 
 
+def socket_path(config: Config) -> Finding:
+    """The path fits into what the system has room for (sun_path). Raises SocketRefused."""
+    place = socket_of(config)
+    return ok(f"{place}, {len(os.fsencode(place))} of {paths.socket_limit_bytes()} bytes")
+
+
+def leftovers(config: Config) -> Finding:
+    """What lies at the path is a living socket of ours, or nothing, or a dead one that the next start removes."""
+    place = socket_of(config)
+    try:
+        facts = place.lstat()
+    except FileNotFoundError:
+        return ok("nothing lies at the socket's path while no daemon runs")
+    if not stat.S_ISSOCK(facts.st_mode):
+        return failed(f"{place} is no socket: no daemon can start", f"move it away: mv '{place}' '{place}.moved'")
+    if facts.st_uid != os.geteuid():
+        return failed(f"{place} belongs to user id {facts.st_uid}", "set VELOXQUANT_SOCKET to a folder of your own")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PATIENCE_S)
+        try:
+            probe.connect(os.fspath(place))
+        except ConnectionRefusedError:
+            return note(f"{place} was left by a daemon that died", "veloxquantctl daemon: a start removes it")
+        except OSError as error:
+            return failed(
+                f"{place} does not take a connection: {error}", "look at the daemon's log: veloxquantctl logs"
+            )
+    return ok("the socket's file is a living one")
+
+
+def version(config: Config) -> Finding:
+    """The daemon that runs is this program's version, not the one from before an upgrade."""
+    found = _hello(config)
+    if found is None:
+        return ok(_NOBODY)
+    if found.version != __version__:
+        return note(f"the daemon is version {found.version}, this program {__version__}", _RESTART)
+    return ok(f"the daemon is version {found.version}, as this program")
+
+
+def protocol(config: Config) -> Finding:
+    """We understand each other, and the daemon knows every call that this program may make."""
+    try:
+        found = _hello(config)
+    except ProtocolUnsupported as error:
+        return failed(error.message, f"install one version on both sides, then: {_RESTART}")
+    if found is None:
+        return ok(_NOBODY)
+    lacking = sorted(set(PARAMS) - set(found.capabilities))
+    if lacking:
+        return note(f"the daemon lacks {', '.join(lacking)}", _RESTART)
+    return ok(f"protocol {found.protocol} with {len(found.capabilities)} capabilities")
+
+
+def watcher(config: Config) -> Finding:
+    """The daemon hears of new records by events, not by its clock alone."""
+    try:
+        records = _client(config).status().records
+    except _SILENT:
+        return ok(_NOBODY)
+    if records.watcher != "scan only":
+        return ok(f"records are watched ({records.watcher}), last read {records.scan_age_s:.0f} s ago")
+    limit = "on Linux raise fs.inotify.max_user_watches, and " if sys.platform == "linux" else ""
+    return note(
+        "changes of records are found by the clock only", f"{limit}keep records on a local disk; veloxquantctl logs"
+    )
+
+
 def socket_answers(config: Config) -> Finding:
     """A daemon answers; without one, clients plan by themselves, more slowly."""
     try:
-        pong = Client(config=config, timeout_s=_PATIENCE_S, fallback=False).ping()
+        pong = _client(config).ping()
     except NotRunning as error:
         return note(error.message, "veloxquantctl daemon")
     return ok(f"the daemon answers as pid {pong.pid}")
@@ -68,6 +144,17 @@ def lock(config: Config) -> Finding:
     return _free(config)
 
 
+def _client(config: Config) -> Client:
+    return Client(config=config, timeout_s=_PATIENCE_S, fallback=False)
+
+
+def _hello(config: Config) -> Hello | None:
+    try:
+        return _client(config).hello()
+    except _SILENT:
+        return None
+
+
 def _open_to_us(folder: Path) -> bool:
     """Whether names can be made there; a file system that is only read says no to root, too."""
     return os.access(folder, os.W_OK | os.X_OK)
@@ -76,13 +163,13 @@ def _open_to_us(folder: Path) -> bool:
 def _shut(folder: Path) -> Finding:
     return failed(
         f"the daemon cannot make its socket: {folder} cannot be written",
-        f"chmod u+rwx '{folder}', or set VELOXQUANT_SOCKET to a path in a folder that you can write",
+        way_to_write(folder, "VELOXQUANT_SOCKET"),
     )
 
 
 def _held(config: Config, holder: str) -> Finding:
     try:
-        Client(config=config, timeout_s=_PATIENCE_S, fallback=False).ping()
+        _client(config).ping()
     except VeloxError as error:
         return failed(
             f"pid {holder} holds the lock and does not answer: {error.message}", f"look at its log, or kill {holder}"
@@ -92,7 +179,7 @@ def _held(config: Config, holder: str) -> Finding:
 
 def _free(config: Config) -> Finding:
     try:
-        Client(config=config, timeout_s=_PATIENCE_S, fallback=False).ping()
+        _client(config).ping()
     except VeloxError:
         return ok("the lock is free, and no daemon runs")
     return failed("somebody listens on the socket without holding its lock", "stop that program, then start the daemon")

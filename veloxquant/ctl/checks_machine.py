@@ -17,6 +17,8 @@ TESTED_ENGINE = "0.32"
 """The mlx-lm minor version whose caches the test suite compares byte for byte (docs/engine.md)."""
 _LEAST_PYTHON = (3, 11)
 _LEAST_FILES = 1024
+_MOST_WIRED = 0.9
+"""Apple's own rule gives the GPU some three quarters. Beyond nine tenths, a full cache leaves the system swapping."""
 
 
 def python(_config: Config) -> Finding:
@@ -64,6 +66,21 @@ def working_set(_config: Config) -> Finding:
         f"no working set ({why}): plans use the total memory, {format_size(machine.total_memory_bytes)}",
         "plan with --working-set SIZE for another machine",
     )
+
+
+def wired_limit(_config: Config) -> Finding:
+    """A limit for the GPU that was raised by hand leaves the system some memory. Apple only: not run on a Mac."""
+    from veloxquant.hardware.detect import detect
+
+    machine = detect()
+    limit, total = machine.wired_limit_bytes, machine.total_memory_bytes
+    if limit is None or total is None:
+        return ok(f"the system's own rule ({machine.sources.get('wired_limit_bytes', 'no such limit here')})")
+    text = f"the GPU may hold {format_size(limit)} of {format_size(total)}, a limit set by hand"
+    back = "sudo sysctl iogpu.wired_limit_mb=0 gives the system's own rule back"
+    if limit > total:
+        return failed(f"{text}, which is more than there is", back)
+    return note(f"{text}: little is left for everything else", back) if limit > _MOST_WIRED * total else ok(text)
 
 
 def open_files(_config: Config) -> Finding:

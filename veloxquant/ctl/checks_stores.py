@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from veloxquant import local, paths
-from veloxquant.ctl.finding import Finding, existing, failed, note, ok
-from veloxquant.errors import StoreError
+from veloxquant import local
+from veloxquant.config import log_file_of
+from veloxquant.ctl.finding import Finding, existing, failed, note, ok, way_to_write
+from veloxquant.errors import SocketRefused, StoreError
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 _DISK_BYTES = 256 * 2**20
 """A trace takes some 100 KiB, a record 1 KiB; below this everything else on the machine is in trouble, too."""
 _SKEW_S = 5.0
+_AHEAD_S = 300.0
+"""Clocks of two machines differ by minutes where nobody sets them; more than that is wrong."""
 _TOLD = 3
 _BUILT = 1_767_225_600
 """1 January 2026: a clock before it is wrong, since this program is younger."""
@@ -38,6 +43,34 @@ def records_readable(config: Config) -> Finding:
     if skipped:
         return note(f"{held:,} records used, {skipped:,} skipped in {directory}", "veloxquantctl records --skipped")
     return ok(f"{held:,} records used in {directory}")
+
+
+def record_dates(config: Config) -> Finding:
+    """No record is from the future: it would count as the newest for as long as that lasts."""
+    from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+
+    latest = datetime.fromtimestamp(time.time() + _AHEAD_S, UTC).isoformat()
+    database = BenchmarkDatabase(local.records_directory(config))
+    ahead = [record for record in database.records.values() if record.created_at > latest]
+    database.close()
+    if not ahead:
+        return ok("no record is dated ahead of the clock")
+    last = max(ahead, key=lambda record: record.created_at)
+    return note(
+        f"{len(ahead):,} records are dated ahead of the clock, up to {last.created_at} ({last.id})",
+        "check this clock, and that of the machine that measured; veloxquantctl records lists the newest first",
+    )
+
+
+def index_readable(config: Config) -> Finding:
+    """The index of the records is ours to write, or is made again."""
+    from veloxquant.benchmarks import index
+
+    place = local.records_directory(config) / "index.json"
+    found = index.read(place)
+    if found.problem is not None:
+        return failed(found.problem, f"move {place} away: it is made again from the records")
+    return ok(f"{place} is readable" if found.content is not None else f"{place} is made from the records when needed")
 
 
 def records_writable(config: Config) -> Finding:
@@ -70,7 +103,11 @@ def methods(_config: Config) -> Finding:
     loaded = registry.load()
     if not loaded.quarantined:
         names = ", ".join(method.name for method in loaded.methods)
-        return ok(f"methods ready: {names}") if names else failed("no method is installed", "pip install veloxquant")
+        if not names:
+            return failed("no method is installed", "pip install veloxquant")
+        if loaded.warnings:
+            return note("; ".join(loaded.warnings), "update or uninstall the distribution named")
+        return ok(f"methods ready: {names}")
     fenced = "; ".join(f"{one.name} ({one.distribution or 'unknown'}): {one.reason}" for one in loaded.quarantined)
     return failed(f"quarantined: {fenced}", "reinstall or uninstall the distribution named, then veloxquantctl reload")
 
@@ -80,13 +117,21 @@ def traces_writable(config: Config) -> Finding:
     return _writable(local.trace_directory(config), "traces cannot be kept", "trace.cache_directory")
 
 
-def disk_space(_config: Config) -> Finding:
-    """There is room for traces and records."""
-    place = existing(paths.cache_dir())
-    free = shutil.disk_usage(place).free
-    if free < _DISK_BYTES:
-        return failed(f"{format_size(free)} free at {place}", "free some disk space, or set trace.cache_directory")
-    return ok(f"{format_size(free)} free at {place}")
+def disk_space(config: Config) -> Finding:
+    """There is room for traces, records and the log, wherever they lie."""
+    places = {
+        "trace.cache_directory": existing(local.trace_directory(config)),
+        "records.directory": existing(local.records_directory(config)),
+    }
+    with contextlib.suppress(SocketRefused):  # for the check of the path to tell
+        if (log := log_file_of(config)) is not None:
+            places["daemon.log_file"] = existing(log.parent)
+    free = {setting: shutil.disk_usage(place).free for setting, place in places.items()}
+    least = min(free, key=lambda setting: free[setting])
+    text = f"{format_size(free[least])} free at {places[least]}"
+    if free[least] < _DISK_BYTES:
+        return failed(text, f"free some disk space, or set {least} to a place on another disk")
+    return ok(text)
 
 
 def clock(_config: Config) -> Finding:
@@ -108,6 +153,5 @@ def _writable(folder: Path, otherwise: str, key: str) -> Finding:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-"):
             pass
     except OSError as error:
-        fix = f"chmod u+rwx '{place}', free disk space, or set {key}"
-        return failed(f"{otherwise}: {place}: {error.strerror or error}", fix)
+        return failed(f"{otherwise}: {place}: {error.strerror or error}", way_to_write(place, key, error))
     return ok(f"{folder} is writable" if place == folder else f"{folder} can be made")

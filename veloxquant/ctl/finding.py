@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -48,3 +50,16 @@ def existing(folder: Path) -> Path:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
+
+
+def way_to_write(place: Path, setting: str, error: OSError | None = None) -> str:
+    """How this folder can be written again, by what keeps us from it, or what to set to have another."""
+    elsewhere = f"set {setting} to a place that you can write"
+    if (error is not None and error.errno == errno.EROFS) or os.statvfs(place).f_flag & os.ST_RDONLY:
+        return f"{place} lies on a file system that is only read: mount it for writing, or {elsewhere}"
+    if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"free some space at {place}, or {elsewhere}"
+    owner = place.stat().st_uid
+    if owner != os.geteuid():
+        return f"{place} belongs to user id {owner}: chown it to {os.geteuid()}, or {elsewhere}"
+    return f"chmod u+rwx '{place}', or {elsewhere}"

@@ -33,8 +33,12 @@ class Session:
         """The configuration with this command's flags on top. Raises ConfigInvalid."""
         from veloxquant.config import load
 
-        flags: dict[str, Any] = {"socket.path": self.options.socket, "records.directory": self._records()}
-        return load(flags=flags)
+        return load(flags=self.flags)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The settings that this command's flags give, None for those that were not given."""
+        return {"socket.path": self.options.socket, "records.directory": self._records()}
 
     def _records(self) -> str | None:
         """The benchmark directory a flag names. One that is not there is a slip where nothing is put into it."""
