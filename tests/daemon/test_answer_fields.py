@@ -161,12 +161,15 @@ STATUS = {
     **dict.fromkeys(("server", "version", "socket"), TEXT),
     **dict.fromkeys(("protocol", "pid", "generation"), WHOLE),
     "uptime_s": real,
+    "log_file": maybe(TEXT),
     "config_path": maybe(TEXT),
     "hardware": HARDWARE,
     "methods": {"ready": WHOLE, "quarantined": OBJECT},
-    "records": {"directory": TEXT, "used": WHOLE, "skipped": WHOLE, "scan_age_s": real, "watcher": TEXT},
+    "records": {"directory": TEXT, "used": WHOLE, "skipped": WHOLE, "scan_age_s": real, "watcher": TEXT}
+    | {"newest_age_s": maybe(real)},
     "clients": dict.fromkeys(("now", "peak", "subscribed", "refused"), WHOLE),
-    "requests": {"total": WHOLE, "by_method": OBJECT, "errors": OBJECT, "p50_ms": maybe(real), "p99_ms": maybe(real)},
+    "requests": {"total": WHOLE, "by_method": OBJECT, "errors": OBJECT, "p50_ms": maybe(real), "p99_ms": maybe(real)}
+    | {"slow": WHOLE},
     "cache": dict.fromkeys(("entries", "bytes", "hits", "misses"), WHOLE),
     "traces": dict.fromkeys(("running", "waiting", "done", "failed"), WHOLE),
     "process": {"rss_bytes": maybe(WHOLE), "fds": maybe(WHOLE), "fd_limit": maybe(WHOLE), "engine_modules": of(list)}
@@ -184,6 +187,7 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("records", {"skipped": True}, RECORDS),
     ("hardware", {}, HARDWARE),
     ("status", {}, STATUS),
+    ("metrics", {}, {"content_type": TEXT, "text": TEXT}),
     ("subscribe", {}, {"topics": [TEXT]}),
 ]
 

@@ -8,6 +8,7 @@ the event loop's thread; what takes time is computed elsewhere first.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.daemon import log
@@ -83,7 +84,9 @@ class State:
     def _swap(self, world: World, topics: tuple[str, ...], **changes: Any) -> None:
         snapshot = dataclasses.replace(world.snapshot, generation=self.generation + 1, **changes)
         self.world = dataclasses.replace(world, snapshot=snapshot)
-        log.event("world.changed", generation=self.generation, topics=list(topics))
+        # Memory moves all day long where somebody asks: nothing that a log should fill with.
+        severity = logging.DEBUG if topics == ("hardware",) else logging.INFO
+        log.event("world.changed", severity, generation=self.generation, topics=list(topics))
         self._tell("generation", *topics)
 
     def _tell(self, *topics: str) -> None:
