@@ -285,7 +285,7 @@ def test_others_files_stay(mac: Mac) -> None:
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(mac: Mac, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is loaded goes on running, and the error names the file. (Root may write everywhere, so EACCES is played.)"""
+    """What is loaded goes on running, and the file is named. EACCES is played: root may write everywhere."""
     mac.agent().install(ORDER)
     monkeypatch.setattr("veloxquant.service.files.tempfile.mkstemp", _denied)
     with pytest.raises(ServiceRefused, match=f"{LABEL}.plist cannot be written: Permission denied"):

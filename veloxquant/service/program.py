@@ -11,7 +11,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from veloxquant.errors import ServiceRefused
+from veloxquant.errors import ServiceError, ServiceRefused
 from veloxquant.service.command import Command
 
 if TYPE_CHECKING:
@@ -55,7 +55,12 @@ def check(program: str) -> None:
         raise ServiceRefused(
             f"{program} is no program that can be run", hint="give the path of veloxquantd", field="--program"
         )
-    answer = Command(program, env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}).ask("--version")
+    try:
+        answer = Command(program, env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}).ask("--version")
+    except ServiceError as error:  # its interpreter is gone, or it hangs
+        raise ServiceRefused(
+            f"{program}: {error.message}", hint="install veloxquant again, or give another path", field="--program"
+        ) from None
     if answer.code or not answer.out.startswith(DAEMON):
         raise ServiceRefused(
             f"{program} --version does not say that it is {DAEMON}: {answer.words}",

@@ -164,7 +164,7 @@ class SystemdAgent:
 
     def _dangling(self) -> list[Path]:
         """Links in *.wants that `enable` made for files that are gone: `disable` finds no unit to read them from."""
-        links = [link for unit in _UNITS for link in self.folder.glob(f"*.wants/{unit}")]
+        links = [wants / unit for wants in self.folder.glob("*.wants") for unit in _UNITS]
         ours = {str(self.folder / unit) for unit in _UNITS}
         return [link for link in links if link.is_symlink() and str(link.readlink()) in ours]
 
