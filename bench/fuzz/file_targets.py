@@ -19,7 +19,7 @@ import msgspec
 
 from veloxquant import config as configuration
 from veloxquant.benchmarks import exchange as lines
-from veloxquant.benchmarks import folder, index, plain_record
+from veloxquant.benchmarks import index, plain_record, record_text
 from veloxquant.benchmarks.calibrations import Calibrations, file_name
 from veloxquant.benchmarks.exchange import BadLine
 from veloxquant.benchmarks.records import BenchmarkRecord
@@ -58,7 +58,7 @@ def record(data: bytes) -> None:
     """A record's file: the short way and the long way agree, and what is read is written back equal."""
     short = plain_record.read_plain(data)
     try:
-        found = folder.decode(data)
+        found = record_text.decode(data)
     except VeloxError as error:
         _helps(error, unless=short is not None)
         return
@@ -66,7 +66,7 @@ def record(data: bytes) -> None:
     assert found == BenchmarkRecord.from_dict(content)
     out = io.StringIO()
     lines.write_lines([found], out)
-    assert folder.decode(out.getvalue().encode()).to_dict() == found.to_dict()
+    assert record_text.decode(out.getvalue().encode()).to_dict() == found.to_dict()
 
 
 def import_(data: bytes) -> None:

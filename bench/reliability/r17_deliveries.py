@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -21,7 +22,12 @@ REQUESTS = 1000
 
 def requests() -> list[bytes]:
     """Plans, pings, lists and mistakes; each good one with a number of its own."""
-    asks = (("ping", {}), ("methods", {"name": "affine"}), ("records", {}), ("plan", questions.params(4096)))
+    asks: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("ping", {}),
+        ("methods", {"name": "affine"}),
+        ("records", {}),
+        ("plan", questions.params(4096)),
+    )
     broken = malformed.lines(REQUESTS, seed=17)
     lines = []
     for number in range(REQUESTS):

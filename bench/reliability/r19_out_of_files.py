@@ -50,7 +50,7 @@ def main() -> int:
         elapsed = time.monotonic() - began
         cpu = (sum(process.cpu_times()[:2]) - spent) / elapsed * 100
         lines = pauses(home)
-        figures.at_most("R19", "log lines about it a second", lines / (elapsed + 0.5), "/s", 1.5)
+        figures.at_most("R19", "log lines about it a second", lines / (elapsed + 0.5), "/s", 1.2)
         figures.at_most("R19", "processor while it cannot accept", cpu, "%", 10)
         figures.say("R19", "pings answered meanwhile to one who is in", served, "pings", "> 0", met=served > 0)
         for one in clients[: CLIENTS - 20]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from veloxquant.local import World
 
 ACCEPT_PAUSE_S = 0.1
+ACCEPT_TOLD_S = 1.0
+"""Pauses follow each other while files are short; the log hears of them so often."""
 SUCCESSION_S = 12.0
 """From a socket taken over to the end of the daemon that had it: noticing (SELF_CHECK_S), then at most 5 s."""
 SELF_CHECK_S = 5.0
@@ -106,6 +108,7 @@ class Server:
         self._max_clients = max_clients
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
+        self._quiet_until = 0.0
         self._touched_at = time.monotonic()
 
     async def run(self, began: float, on_ready: Callable[[Server], None] | None, *, signals: bool) -> int:
@@ -170,12 +173,18 @@ class Server:
                 connection, _ = await self._loop.sock_accept(self._listener.socket)
             except OSError as error:
                 if error.errno in _FULL:
-                    log.event("accept.paused", logging.WARNING, reason=error.strerror, clients=len(self.app.clients))
+                    self._tell_pause(error.strerror)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                 elif error.errno != errno.ECONNABORTED:
                     raise
             else:
                 await self._welcome(connection)
+
+    def _tell_pause(self, reason: str | None) -> None:
+        """Log that no client can be accepted now, once a second."""
+        if self._loop.time() >= self._quiet_until:
+            self._quiet_until = self._loop.time() + ACCEPT_TOLD_S
+            log.event("accept.paused", logging.WARNING, reason=reason, clients=len(self.app.clients))
 
     async def _welcome(self, connection: sockets.socket) -> None:
         try:
