@@ -200,12 +200,14 @@ SKIPPED = [
     (b'{"id": "bad", "method": "m", "model_id": "m", "context_length": -5}', "context_length is -5"),
     (b'{"id": "bad", "method": "m", "model_id": "m", "memory_bytes": "1 GiB"}', "memory_bytes"),
     (b'{"id": "bad", "model_id": "m"}', "method"),
+    (b'{"id": "bad", "method": "m", "model_id": "m", "memory_reduction": 81}', "memory_reduction is 81"),  # percent
+    (b'{"id": "bad", "method": "m", "model_id": "m", "schema": "veloxquant.record/2"}', "schema is"),
     (b'{"id": "bad", "method": "m", "model_id": "m", "tags": ["' + b"x" * 70_000 + b'"]}', "more than 65536"),
 ]
 
 
 @pytest.mark.parametrize(("content", "reason"), SKIPPED)
-def test_a_damaged_record_is_set_aside_and_kept(db: BenchmarkDatabase, fill: Fill, content: bytes, reason: str) -> None:
+def test_r24_a_damaged_record_is_set_aside(db: BenchmarkDatabase, fill: Fill, content: bytes, reason: str) -> None:
     """With its reason; it hurts no other, and no save, add of its id, or clear touches it."""
     bad = write(db.storage_dir, "bad.json", content)
     good = fill(db, 2)
@@ -219,7 +221,7 @@ def test_a_damaged_record_is_set_aside_and_kept(db: BenchmarkDatabase, fill: Fil
     assert list(db.records_dir.iterdir()) == [bad]
 
 
-def test_things_that_are_no_record_files(db: BenchmarkDatabase, fill: Fill, tmp_path: Path) -> None:
+def test_r24_things_that_are_no_record_files(db: BenchmarkDatabase, fill: Fill, tmp_path: Path) -> None:
     """Folders, links and odd names are skipped with a reason; hidden and other files are not looked at."""
     good = set(fill(db, 1))
     folder = db.records_dir
@@ -247,7 +249,7 @@ def test_things_that_are_no_record_files(db: BenchmarkDatabase, fill: Fill, tmp_
     assert set(BenchmarkDatabase(db.storage_dir).records) == good | {"folder"}
 
 
-def test_two_files_of_one_id(db: BenchmarkDatabase) -> None:
+def test_r26_two_files_of_one_id(db: BenchmarkDatabase) -> None:
     """The file named after the id serves, whatever the clocks say; removing the id removes both."""
     data = BenchmarkRecord("x", "fp16", "m/x", created_at="2030-01-01T00:00:00+00:00").to_dict()
     write(db.storage_dir, "copy.json", data)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_full_disk_and_a_read_only_one_leave_the_store_as_it_was(directory: Path) -> None:
+def test_r34_a_full_disk_and_a_read_only_one_leave_the_store_as_it_was(directory: Path) -> None:
     """On a real file system of 1 MB: typed errors with a way out, every file and the memory as before."""
     directory.mkdir()
     said = store_faults.disk(directory, 0)
@@ -21,7 +21,7 @@ def test_a_full_disk_and_a_read_only_one_leave_the_store_as_it_was(directory: Pa
     assert "5 kinds of write refused" in said
 
 
-def test_kills_amid_every_kind_of_write(directory: Path) -> None:
+def test_r25_kills_amid_every_kind_of_write(directory: Path) -> None:
     """Add, upsert, remove and clear: what was acknowledged is there, nothing is torn or left over."""
     assert store_faults.kills(directory, 15).startswith("15 kills")
 

@@ -40,7 +40,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("content", [None, *BROKEN])
-def test_a_broken_index_is_made_again_and_loses_nothing(
+def test_r25_a_broken_index_is_made_again_and_loses_nothing(
     db: BenchmarkDatabase, fill: Fill, in_index: InIndex, content: bytes | None
 ) -> None:
     """Missing, truncated, foreign, stale: every record is there, and the index says so again."""

@@ -16,8 +16,9 @@ import pytest
 
 from veloxquant.benchmarks import merge_run
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
-from veloxquant.benchmarks.folder import encode
+from veloxquant.benchmarks.folder import digest_of
 from veloxquant.benchmarks.merge_journal import NAME
+from veloxquant.benchmarks.record_text import encode
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -133,8 +134,6 @@ def test_a_writer_undoes_what_was_left_before_it_writes(held: BenchmarkDatabase)
 
 def left_over(db: BenchmarkDatabase, wrote: dict[str, BenchmarkRecord], *, deleted: list[str] = []) -> None:  # noqa: B006 -- not changed
     """What a killed merge leaves that wrote these and deleted those."""
-    from veloxquant.benchmarks.folder import digest_of
-
     journal: dict[str, Any] = {"version": 1, "wrote": {}, "replaced": {}, "deleted": {}}
     for key, record in wrote.items():
         path = db.records_dir / f"{key}.json"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord, benchmark_fingerprint
 from veloxquant.benchmarks.eviction import Limits, recorded_at
-from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.merge_plan import MergePlan, plan_merge
 from veloxquant.benchmarks.merging import content, kind, version_id
+from veloxquant.benchmarks.record_text import encode
 
 if TYPE_CHECKING:
     import random

@@ -40,11 +40,34 @@ def test_the_schema_is_one() -> None:
 def test_every_field_has_a_rule() -> None:
     """In the order of the fields, with the defaults of the classes."""
     plain = BenchmarkRecord("a", "b", "c").to_dict()
-    assert list(SCHEMA["properties"]) == list(plain)
+    assert list(SCHEMA["properties"]) == [*plain, "schema"]
     defaults = {key: rule["default"] for key, rule in SCHEMA["properties"].items() if "default" in rule}
     assert defaults.items() <= plain.items()
     assert list(WORKLOAD) == list(WorkloadProfile.__struct_fields__)
     assert WorkloadProfile(**{key: rule["default"] for key, rule in WORKLOAD.items()}) == WorkloadProfile()
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_read"),
+    [
+        ("veloxquant.record/1", True),
+        ("veloxquant.record/2", False),
+        ("veloxquant.record/10", False),
+        ("veloxquant.record/1\n", False),
+        ("another program's", True),
+        (7, True),
+    ],
+)
+def test_r24_a_later_schema_of_ours_is_not_read(schema: object, is_read: bool) -> None:
+    """By either reader: its fields may mean something else. What others write under that name is kept like any key."""
+    data = BenchmarkRecord("a", "b", "c").to_dict() | {"schema": schema}
+    assert JUDGE.is_valid(as_json(data)) == is_read
+    if is_read:
+        assert BenchmarkRecord.from_dict(data).to_dict()["schema"] == schema
+    else:
+        with pytest.raises(RecordInvalid) as caught:
+            BenchmarkRecord.from_dict(data)
+        assert caught.value.field == "schema"
 
 
 AMOUNTS = st.floats(0, LARGEST) | st.integers(0, 10**30)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
-from veloxquant.benchmarks.folder import decode, encode
+from veloxquant.benchmarks.record_text import decode, encode
 from veloxquant.errors import RecordInvalid
 from veloxquant.profiles import OBJECTIVES, WorkloadProfile
 

@@ -60,7 +60,7 @@ def test_a_home_that_nobody_knows_is_a_typed_error() -> None:
 
 
 @pytest.mark.parametrize(("call", "code"), FAULTS)
-def test_a_write_the_system_refuses_leaves_the_store_as_it_was(
+def test_r34_a_write_the_system_refuses_leaves_the_store_as_it_was(
     db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     """Full disk, broken disk, read-only: a typed error with a way out; folder, memory and index unchanged."""
@@ -113,7 +113,7 @@ def test_a_failed_delete_keeps_the_record(db: BenchmarkDatabase, fill: Fill, mon
     assert set(db.records) == set(kept) == set(BenchmarkDatabase(db.storage_dir).records)
 
 
-def test_an_unreadable_file_is_skipped(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r24_an_unreadable_file_is_skipped(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what the system said; the root user reads all, so the refusal is simulated."""
     good, bad = fill(db, 2)
     really = os.open
@@ -129,7 +129,7 @@ def test_an_unreadable_file_is_skipped(db: BenchmarkDatabase, fill: Fill, monkey
     assert again.skipped == {f"records/{bad}.json": "it cannot be read: Permission denied"}
 
 
-def test_a_read_only_directory_is_read(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r34_a_read_only_directory_is_read(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with a stale index and litter that cannot be cleaned up."""
     ids = fill(db, 2)
     db.close()
@@ -143,7 +143,7 @@ def test_a_read_only_directory_is_read(db: BenchmarkDatabase, fill: Fill, monkey
     assert picture(db.storage_dir) == before
 
 
-def test_a_fifo_among_the_records_blocks_nobody(db: BenchmarkDatabase, fill: Fill) -> None:
+def test_r24_a_fifo_among_the_records_blocks_nobody(db: BenchmarkDatabase, fill: Fill) -> None:
     """It is no regular file."""
     fill(db, 1)
     os.mkfifo(db.records_dir / "pipe.json")
@@ -175,7 +175,7 @@ def test_a_lock_that_a_live_process_keeps(directory: Path) -> None:
         pass
 
 
-def test_an_edit_that_leaves_no_trace_in_the_stat_is_found(
+def test_r26_an_edit_that_leaves_no_trace_in_the_stat_is_found(
     db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same inode, size and times, as within one tick of a coarse clock: the content decides."""
@@ -201,7 +201,7 @@ def test_an_edit_that_leaves_no_trace_in_the_stat_is_found(
 
 
 @pytest.mark.parametrize("days", [-1, 1])
-def test_clocks_that_jump(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+def test_r26_clocks_that_jump(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """A day forth or back hides no change."""
     (record_id,) = fill(db, 1, throughput_tok_s=11.5)
     really = time.time_ns
@@ -215,7 +215,7 @@ def test_clocks_that_jump(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest
     assert db.records[record_id].throughput_tok_s == 99.5
 
 
-def test_a_reload_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r21_a_scan_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are older than a clock tick and look the same are not opened, and keep their very objects."""
     first, *_ = fill(db, 20)
     later = time.time_ns() + 10 * folder.CLOCK_TICK_NS
@@ -234,7 +234,7 @@ def test_a_reload_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, mon
     assert all(db.records[key] is record for key, record in before.items() if key != first)
 
 
-def test_a_renamed_file_still_serves(db: BenchmarkDatabase, fill: Fill) -> None:
+def test_r26_a_renamed_file_still_serves(db: BenchmarkDatabase, fill: Fill) -> None:
     """Also when only the case changes: the id is what the record says."""
     (record_id,) = fill(db, 1)
     path = db.records_dir / f"{record_id}.json"

@@ -16,12 +16,12 @@ from veloxquant.benchmarks.adding import add, keep_pin
 from veloxquant.benchmarks.directory import Directory, no_collections
 from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
-from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.handed_out import copied, taken
 from veloxquant.benchmarks.matching import THRESHOLD
 from veloxquant.benchmarks.merge_run import take_in, undo_abandoned
 from veloxquant.benchmarks.model_name import PARAMETERS_TAG, named_parameters
 from veloxquant.benchmarks.record_set import RecordSet, query
+from veloxquant.benchmarks.record_text import encode
 from veloxquant.benchmarks.records import BenchmarkMatchQuery, BenchmarkRecord
 from veloxquant.benchmarks.storage import check_writers, list_folder, make_folder, placed, reaching
 from veloxquant.benchmarks.validation import check_types, invalid, is_id

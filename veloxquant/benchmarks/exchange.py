@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from veloxquant.benchmarks.csv_exchange import is_header, read_csv
-from veloxquant.benchmarks.folder import decode
+from veloxquant.benchmarks.record_text import decode
 from veloxquant.benchmarks.storage import MAX_RECORD_BYTES
 from veloxquant.errors import RecordInvalid
 

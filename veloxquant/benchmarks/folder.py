@@ -8,21 +8,17 @@ it is used, so it decides only which files are looked at.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from veloxquant.benchmarks.plain_record import read_plain
 from veloxquant.benchmarks.record_names import names_of, rank
+from veloxquant.benchmarks.record_text import decode, encode
 from veloxquant.benchmarks.records import BenchmarkRecord
 from veloxquant.benchmarks.storage import (
-    MAX_RECORD_BYTES,
     RECORD_NAME,
     Signature,
     Unreadable,
@@ -70,42 +66,6 @@ class Written(NamedTuple):
     record: BenchmarkRecord
     aside: Path
     digest: bytes
-
-
-def encode(record: BenchmarkRecord) -> bytes:
-    """The record as it stands on disk. Raises RecordInvalid when it would be too large to be read back."""
-    try:
-        data = json.dumps(record.to_dict(), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except (ValueError, RecursionError) as error:
-        raise invalid("record", record.id, "made of finite numbers and text in UTF-8", str(error)) from error
-    if len(data) > MAX_RECORD_BYTES:
-        longest = max(record.to_dict().items(), key=lambda item: len(repr(item[1])))[0]
-        raise invalid(longest, len(data), f"a record of at most {MAX_RECORD_BYTES} bytes", f"shorten {longest}")
-    return data
-
-
-def decode(data: bytes) -> BenchmarkRecord:
-    """The record in a file's bytes. Raises RecordInvalid. Of equal keys the last counts, as in every JSON reader."""
-    plain = read_plain(data)
-    if plain is not None:
-        return plain
-    try:
-        content = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        content = _leniently(data)
-        if content is None:
-            raise RecordInvalid(f"it is not JSON: {error}", hint="write it again, or delete it") from error
-        BenchmarkRecord.from_dict(content)  # names the field that strict JSON cannot hold
-        raise RecordInvalid(f"it is not strict JSON: {error}", hint="write NaN and infinities as null") from error
-    return BenchmarkRecord.from_dict(content)
-
-
-def _leniently(data: bytes) -> Any:
-    """NaN and infinities, which other writers let through; None where that does not help."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
 
 
 class RecordFolder:
@@ -235,8 +195,8 @@ class RecordFolder:
 
     def digest(self, name: str) -> bytes | None:
         """What tells the content that a file has now; None when there is none, empty when it cannot be read."""
-        self._look(name)
-        return self._files[name].digest if name in self._files else None
+        found = self._look(name)
+        return None if found is None else found.digest
 
     def restore(self, name: str, data: bytes | None) -> None:
         """Let a file hold these bytes again, or be none. Not flushed. Raises StoreUnavailable."""
@@ -293,9 +253,20 @@ class RecordFolder:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _look(self, name: str) -> None:
-        """Make the mirror equal the folder in this one name."""
-        self._replace(name, self._read(name, self._files.get(name)))
+    def _look(self, name: str) -> RecordFile | None:
+        """Make the mirror equal the folder in this one name; returns what is in that file."""
+        found = self._read(name, self._files.get(name))
+        self._replace(name, None if self._is_alias(name, found) else found)
+        return found
+
+    def _is_alias(self, name: str, found: RecordFile | None) -> bool:
+        """Whether this is a file that is in the mirror by another spelling, where the volume ignores case."""
+        if found is None or found.record is None or found.signature is None:
+            return False
+        return any(
+            other != name and other.lower() == name.lower() and _inode(self._files[other]) == found.signature.inode
+            for other in self._names.get(found.record.id, ())
+        )
 
     def _seems_new(self, name: str, seen: Signature | str | None) -> bool:
         old = self._files.get(name)
@@ -378,8 +349,7 @@ class RecordFolder:
     def _name_for(self, record_id: str) -> str:
         """A file name that holds this record or nothing; a damaged or foreign file is left where it is."""
         for name in names_of(record_id):
-            self._look(name)
-            file = self._files.get(name)
+            file = self._look(name)
             if file is None or (file.record is not None and file.record.id == record_id):
                 return name
         raise invalid("id", record_id, "free", "move the damaged files of this id elsewhere")
@@ -387,6 +357,10 @@ class RecordFolder:
 
 def _size(file: RecordFile | None) -> int:
     return 0 if file is None or file.record is None or file.signature is None else file.signature.size
+
+
+def _inode(file: RecordFile) -> int | None:
+    return None if file.signature is None else file.signature.inode
 
 
 def digest_of(data: bytes) -> bytes:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from veloxquant.benchmarks.folder import digest_of, encode
+from veloxquant.benchmarks.folder import digest_of
 from veloxquant.benchmarks.lock import StoreLock
+from veloxquant.benchmarks.record_text import encode
 from veloxquant.benchmarks.storage import (
     RECORD_NAME,
     Unreadable,

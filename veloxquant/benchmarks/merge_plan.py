@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.benchmarks.eviction import PINNED, EvictionOrder, Limits, Victim, recorded_at
-from veloxquant.benchmarks.folder import encode
 from veloxquant.benchmarks.merging import Holdings, content, hand_pins_on, kind, place, place_order
+from veloxquant.benchmarks.record_text import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -105,6 +105,7 @@ class BenchmarkRecord:
         if not data.keys() <= _FIELD_SET:
             known = {name: value for name, value in data.items() if name in _FIELD_SET}
             unknown = {key: value for key, value in data.items() if key not in _FIELD_SET}
+            _check_schema(unknown.get("schema"))
         _spell(known)
         known.setdefault("created_at", UNDATED)
         workload, unknown_workload = read_workload(known.get("workload"))
@@ -154,12 +155,20 @@ class BenchmarkRecord:
         return score
 
 
+_SCHEMAS = "veloxquant.record/"
+RECORD_SCHEMA = f"{_SCHEMAS}1"
 _NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
 _PLAIN_WORKLOAD = WorkloadProfile()
 _FIELD_NAMES = tuple(f.name for f in fields(BenchmarkRecord))
 _FIELD_SET = frozenset(_FIELD_NAMES)
 # Words that most records share; kept once in memory.
 _REPEATED = ("method", "model_id", "architecture", "chip", "mlx_version", "macos_version", "source")
+
+
+def _check_schema(schema: object) -> None:
+    """A record need not say its schema. One that says a later one of ours may mean something else by its fields."""
+    if isinstance(schema, str) and schema.startswith(_SCHEMAS) and schema != RECORD_SCHEMA:
+        raise invalid("schema", schema, f"{RECORD_SCHEMA}, which this version reads", "read it with a newer veloxquant")
 
 
 def _spell(values: dict[str, Any]) -> None:
