@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord, benchmark_fingerprint
-from veloxquant.benchmarks.folder import encode
+from veloxquant.benchmarks.record_text import encode
 
 if TYPE_CHECKING:
     from pathlib import Path
