@@ -9,22 +9,28 @@ import argparse
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant import __version__, service
-from veloxquant.errors import InvalidParams, VeloxError
+from veloxquant.errors import InvalidParams, NotAnswering, NotRunning, ProtocolUnsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from veloxquant.ctl.session import Session
     from veloxquant.ctl.terminal import Terminal
-    from veloxquant.wire.answers import Hello
 
 SCHEMA = "veloxquant.service/1"
 ACTIONS = ("install", "uninstall", "start", "stop", "restart", "status", "print")
 _ORDERING = ("install", "print")
 _PATIENCE_S = 2.0
+
+
+class Serving(NamedTuple):
+    """The daemon that answers on the socket."""
+
+    pid: int
+    version: str
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +68,8 @@ def _install(session: Session, agent: service.Agent) -> service.Done:
     order = _order(session)
     for note in service.notes(order, os.environ):
         session.terminal.note(note)
-    serving = _serving(session)
-    service.refuse_rival(agent.state(), serving.pid if serving else None)
+    serving, state = _serving(session), agent.state()
+    service.refuse_rival(state, serving.pid if serving else None)
     return agent.install(order)
 
 
@@ -95,10 +101,14 @@ def _refuse_idle_flags(options: argparse.Namespace) -> None:
         )
 
 
-def _serving(session: Session) -> Hello | None:
-    """Who answers on the socket now, if anybody does."""
-    with contextlib.suppress(VeloxError), session.daemon_client(fallback=False) as client:
-        return client.hello(timeout_s=_PATIENCE_S)
+def _serving(session: Session) -> Serving | None:
+    """Who answers on the socket now, if anybody does; of one that speaks another protocol the pid alone is known."""
+    with contextlib.suppress(NotRunning, NotAnswering), session.daemon_client(fallback=False) as client:
+        try:
+            found = client.hello(timeout_s=_PATIENCE_S)
+        except ProtocolUnsupported:
+            return Serving(client.ping(timeout_s=_PATIENCE_S).pid, "another protocol")
+        return Serving(found.pid, found.version)
     return None
 
 
@@ -115,7 +125,7 @@ def _status(session: Session, state: service.State) -> int:
     return 0 if well else 1
 
 
-def _of_answer(state: service.State, answering: Hello | None) -> Iterator[str]:
+def _of_answer(state: service.State, answering: Serving | None) -> Iterator[str]:
     if answering is None:
         if state.running:
             yield "it runs and does not answer on the socket: veloxquantctl doctor"
@@ -126,7 +136,7 @@ def _of_answer(state: service.State, answering: Hello | None) -> Iterator[str]:
         yield f"it runs {answering.version}, installed is {__version__}: veloxquantctl service restart"
 
 
-def _as_value(state: service.State, answering: Hello | None, warnings: list[str]) -> dict[str, Any]:
+def _as_value(state: service.State, answering: Serving | None, warnings: list[str]) -> dict[str, Any]:
     found = state.installed
     return {
         "action": "status",
@@ -146,7 +156,7 @@ def _as_value(state: service.State, answering: Hello | None, warnings: list[str]
     }
 
 
-def _show(state: service.State, answering: Hello | None, warnings: list[str], terminal: Terminal) -> None:
+def _show(state: service.State, answering: Serving | None, warnings: list[str], terminal: Terminal) -> None:
     found = state.installed
     running = f"pid {state.pid}" if state.running else "no"
     if not state.running and state.listening:
