@@ -150,12 +150,40 @@ def test_missing_fields_are_named(tiny: dict[str, Any]) -> None:
     assert error.value.field == "model.config"
 
 
-def test_code_a_config_brings_along_is_never_run(tiny: dict[str, Any], tmp_path: Path) -> None:
-    """model_file is refused; an auto_map, which mlx-lm ignores, is not."""
-    with pytest.raises(ModelNotSupported, match="Python file of its own"):
-        ask(resolve(config={**tiny, "model_file": "evil.py"}))
-    profile = tracing.trace({**tiny, "auto_map": {"AutoModel": "evil.Model"}}, "float16")
-    assert len(profile.layers) == 4
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"model_file": "evil.py"}, r"a Python file of its own \('evil.py'\), which is never done"),
+        ({"model_file": ""}, "a Python file of its own"),
+        ({"trust_remote_code": True}, "asks to trust code that comes with the model, which is never done"),
+    ],
+)
+def test_a_config_that_asks_to_run_its_own_code_is_refused(
+    tiny: dict[str, Any], tmp_path: Path, asked: dict[str, Any], says: str
+) -> None:
+    """Inline or in a folder, before anything else is looked at; the file is there and is not run."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "config.json").write_text(json.dumps(tiny | asked))
+    for named in ({"config": tiny | asked}, {"path": str(tmp_path)}):
+        with pytest.raises(ModelNotSupported, match=says) as error:
+            resolve(**named)
+        assert error.value.field == "model.config"
+        assert "whose architecture mlx-lm has" in error.value.hint
+
+
+def test_code_that_a_config_only_names_is_not_run_and_said_to_be_there(tiny: dict[str, Any], traces: list[Any]) -> None:
+    """mlx-lm does not look at an auto_map, and has classes of its own for most models that have one."""
+    named = {**tiny, "auto_map": {"AutoModel": "evil.Model"}}
+    assert len(tracing.trace(named, "float16").layers) == 4
+    assert ask(resolve(config=named)).notes == ("the config names Python code of its own (auto_map); it is never run",)
+
+
+def test_a_model_that_only_its_own_code_knows_is_refused(tiny: dict[str, Any]) -> None:
+    """The engine has no such class, and where one is named it is not fetched."""
+    named = {**tiny, "model_type": "mystery", "auto_map": {"AutoModel": "evil.Model"}}
+    with pytest.raises(ModelNotSupported, match="'mystery'") as error:
+        ask(resolve(config=named))
+    assert error.value.hint.startswith("the config names Python code of its own (auto_map); it is never run; ")
 
 
 @pytest.mark.parametrize("died", ["was killed by SIGSEGV", "was ended after 20 s"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid, ModelError, ModelNotSupported
-from veloxquant.models import fields, static, store
+from veloxquant.models import fields, own_code, static, store
 from veloxquant.models.exchange import ProbeRequest, TraceRequest
 from veloxquant.models.resolve import compute_dtype
 from veloxquant.models.trace import trace
@@ -107,7 +107,8 @@ def _without_trace(source: ModelSource, failed: Failed | None, died: str) -> Mod
     if source.config.get("model_type") in static.families() and "has no model_type" in failed.message:
         # The installed engine is older than the family.
         return _static(source, failed.message, ModelNotSupported, failed.hint)
-    raise ModelNotSupported(failed.message, hint=failed.hint, field="model.config")
+    hint = "; ".join([*own_code.note(source.config), failed.hint])
+    raise ModelNotSupported(failed.message, hint=hint, field="model.config")
 
 
 def _static(source: ModelSource, why: str, otherwise: type[ModelError], way_out: str) -> ModelProfile:
@@ -133,7 +134,7 @@ def _weighed(found: ModelProfile, source: ModelSource) -> ModelProfile:
     return msgspec.structs.replace(
         found,
         model_id=source.model_id,
-        notes=(*found.notes, *notes),
+        notes=(*found.notes, *own_code.note(source.config), *notes),
         weights_bytes=weights_bytes,
         weights_source=origin or "unknown: no weight files, and none were traced",
         read_bytes_per_token=read,

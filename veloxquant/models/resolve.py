@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.errors import MAX_WHOLE, InvalidParams, ModelConfigInvalid, ModelNotFound, quoted
-from veloxquant.models import fields, weights
+from veloxquant.models import fields, own_code, weights
 from veloxquant.models.weights import WeightFacts, is_file
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def resolve(
 ) -> ModelSource:
     """Find the model that exactly one of path, model_id and config names; weights_bytes overrides what files say.
 
-    Raises InvalidParams, ModelNotFound or ModelConfigInvalid; `field` is "model", "model.path", "model.id",
+    Raises InvalidParams, ModelNotFound, ModelConfigInvalid or, for one that asks to run code of its own,
+    ModelNotSupported; `field` is "model", "model.path", "model.id",
     "model.config" or "model.weights_bytes".
     """
     if sum(given is not None for given in (path, model_id, config)) != 1:
@@ -67,6 +68,7 @@ def resolve(
     else:
         assert model_id is not None  # noqa: S101 -- one of the three is given
         source = _cached(model_id)
+    own_code.refuse(source.config, "model.config")
     return source if weights_bytes is None else _with_weights(source, weights_bytes)
 
 

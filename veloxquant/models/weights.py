@@ -17,6 +17,8 @@ INDEX = "model.safetensors.index.json"
 _PATTERN = "model*.safetensors"
 """What mlx-lm loads from a folder (mlx_lm.utils.load_model)."""
 
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
 _MAX_HEADER_BYTES = 32 * 2**20
 """The format allows 100 MB; the largest published headers take about 12."""
 _MIN_HEADER_BYTES = len(b"{}")
@@ -70,13 +72,16 @@ def read(folder: Path) -> WeightFacts | None:
     there = sorted(path for path in folder.glob(_PATTERN) if is_file(path))
     missing = _missing(index, {path.name for path in there})
     if not there and index is None:
-        return None
+        return _pickled(folder)
     files = [_file(str(path), *_stamp(path)) for path in there]
     held = sum(file.tensor_bytes for file in files)
     stated = _stated_total(index)
     notes: tuple[str, ...] = ()
     if missing and stated is not None:
-        notes = (*notes, f"{len(missing)} weight files are missing, first {missing[0]}; the index's total is used")
+        notes = (
+            *notes,
+            f"{len(missing)} weight files are missing, first {_shown(missing[0])}; the index's total is used",
+        )
     elif stated is not None and stated != held:
         notes = (*notes, f"{INDEX} states {stated} bytes, the files hold {held}; the files count")
     elif stated is None and (claimed := _claim(index)) is not None:
@@ -90,6 +95,21 @@ def read(folder: Path) -> WeightFacts | None:
         missing=missing,
         notes=notes,
     )
+
+
+def _shown(name: str) -> str:
+    """A file's name as a sentence shows it: escaped, and bounded."""
+    return quoted(name)[1:-1]
+
+
+def _pickled(folder: Path) -> WeightFacts | None:
+    """A note on weights that are pickles, and so programs: their names are seen, no byte of them is read."""
+    found = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if not found:
+        return None
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    note = f"the folder's weights are pickles ({_shown(found[0])}{more}), which are never read"
+    return WeightFacts(notes=(f"{note}: mlx-lm loads safetensors alone",))
 
 
 def is_file(path: Path) -> bool:
@@ -162,7 +182,9 @@ def _summed(path: Path, tensors: dict[str, _Tensor], room: int) -> _File:
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
         if not 0 <= begin <= end <= room:
-            raise _damaged(path, f"tensor {name!r} ends at byte {end} of {room}: the file is cut short or damaged")
+            raise _damaged(
+                path, f"tensor {quoted(name)} ends at byte {end} of {room}: the file is cut short or damaged"
+            )
         formats[tensor.dtype] += end - begin
         if name.endswith(".scales"):
             scales[tensor.dtype] += end - begin
