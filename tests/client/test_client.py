@@ -169,7 +169,7 @@ def test_an_error_of_a_newer_daemon_keeps_its_text() -> None:
         Client(transport=FakeTransport({"plan": FromTheFuture("new trouble")})).plan("a/b")
 
 
-def test_unknown_fields_in_answers_are_ignored() -> None:
+def test_r20_unknown_fields_in_answers_are_ignored() -> None:
     """A newer daemon may add fields."""
     plain = {**msgspec.to_builtins(PLAN), "new": 1, "budget": {**msgspec.to_builtins(PLAN.budget), "newer": [2]}}
     assert Client(transport=FakeTransport({"plan": plain}), fallback=False).plan("a/b") == PLAN
@@ -182,7 +182,7 @@ def test_another_schema_is_another_protocol() -> None:
         Client(transport=FakeTransport({"plan": plain}), fallback=False).plan("a/b")
 
 
-def test_hello_agrees_on_the_protocol() -> None:
+def test_r20_hello_agrees_on_the_protocol() -> None:
     """The answer says who it is; a version that we do not speak is refused."""
     hello = answers.Hello(server="veloxquant", version="9", protocol=1, capabilities=("plan",), pid=7, generation=3)
     transport = FakeTransport({"hello": hello})

@@ -250,7 +250,7 @@ def test_a_slow_answer_of_a_living_daemon_is_waited_for(path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("lock_held")
-def test_a_full_backlog_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r18_a_full_backlog_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A burst above the backlog is absorbed: refused with EAGAIN on Linux, like an absent daemon on macOS."""
     knocked = threading.Event()
     pause = time.sleep

@@ -102,7 +102,7 @@ def with_pair(scenario: Callable[[Pair], Awaitable[None]], **patience: float) ->
     asyncio.run(run())
 
 
-def test_answers_come_in_the_order_of_the_questions() -> None:
+def test_r17_answers_come_in_the_order_of_the_questions() -> None:
     """Even when an earlier one takes longer."""
 
     async def scenario(pair: Pair) -> None:
@@ -112,7 +112,7 @@ def test_answers_come_in_the_order_of_the_questions() -> None:
     with_pair(scenario)
 
 
-def test_a_thousand_in_one_write_equal_byte_by_byte() -> None:
+def test_r17_a_thousand_in_one_write_equal_byte_by_byte() -> None:
     """Delivery does not matter."""
     stream = b"".join(b"frame %d\n" % number for number in range(1000))
 
@@ -129,7 +129,7 @@ def test_a_thousand_in_one_write_equal_byte_by_byte() -> None:
     with_pair(scenario)
 
 
-def test_a_long_line_is_answered_once_and_closed() -> None:
+def test_r14_a_long_line_is_answered_once_and_closed() -> None:
     """What came before it is answered, what comes after is not."""
 
     async def scenario(pair: Pair) -> None:
@@ -154,7 +154,7 @@ def test_a_client_that_stops_sending_still_gets_its_answers() -> None:
     with_pair(scenario)
 
 
-def test_half_a_frame_is_waited_for_only_so_long() -> None:
+def test_r15_half_a_frame_is_waited_for_only_so_long() -> None:
     """Counted from its first byte: dribbling does not help."""
 
     async def scenario(pair: Pair) -> None:
@@ -179,7 +179,7 @@ def test_whole_frames_reset_the_wait_for_half_ones() -> None:
     with_pair(scenario, half_frame_s=0.2)
 
 
-def test_an_idle_client_is_closed() -> None:
+def test_r15_an_idle_client_is_closed() -> None:
     """It can connect again."""
 
     async def scenario(pair: Pair) -> None:
@@ -189,7 +189,7 @@ def test_an_idle_client_is_closed() -> None:
     with_pair(scenario, idle_s=0.1)
 
 
-def test_a_subscriber_is_never_idle() -> None:
+def test_r15_a_subscriber_is_never_idle() -> None:
     """It listens."""
 
     async def scenario(pair: Pair) -> None:
@@ -212,7 +212,7 @@ def test_a_client_whose_answer_takes_long_is_not_idle() -> None:
     with_pair(scenario, idle_s=0.05)
 
 
-def test_a_client_that_never_reads_is_bounded_and_closed() -> None:
+def test_r16_a_client_that_never_reads_is_bounded_and_closed() -> None:
     """Its frames are not even answered once the buffers are full."""
 
     async def scenario(pair: Pair) -> None:

@@ -41,7 +41,7 @@ def test_hello_says_who_answers(wire: Wire, shared: Daemon) -> None:
 
 
 @pytest.mark.parametrize("versions", [[0], [2], [2, 3]])
-def test_another_protocol_is_refused_with_the_range(wire: Wire, versions: list[int]) -> None:
+def test_r20_another_protocol_is_refused_with_the_range(wire: Wire, versions: list[int]) -> None:
     """Older or newer; the connection stays usable."""
     with pytest.raises(errors.ProtocolUnsupported, match="speaks 1 to 1"):
         wire.call("hello", {"protocol": versions})
@@ -153,7 +153,7 @@ def test_a_plan_nobody_remembers_is_not_explained(wire: Wire) -> None:
     assert caught.value.hint
 
 
-def test_a_line_that_is_too_long_is_answered_and_closed(wire: Wire) -> None:
+def test_r14_a_line_that_is_too_long_is_answered_and_closed(wire: Wire) -> None:
     """What was asked before is answered first."""
     wire.send(PING % 7 + b"\n")
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -163,13 +163,13 @@ def test_a_line_that_is_too_long_is_answered_and_closed(wire: Wire) -> None:
     assert lines[1]["error"]["data"]["name"] == "frame_too_large"
 
 
-def test_pipelined_requests_are_answered_in_order(wire: Wire) -> None:
+def test_r17_pipelined_requests_are_answered_in_order(wire: Wire) -> None:
     """A thousand in one write."""
     wire.send(b"".join(PING % number + b"\n" for number in range(1000)))
     assert [json.loads(wire.line())["id"] for _ in range(1000)] == list(range(1000))
 
 
-def test_byte_by_byte_is_as_good(wire: Wire) -> None:
+def test_r17_byte_by_byte_is_as_good(wire: Wire) -> None:
     """The answer is the same."""
     whole = wire.ask(PING % 1)
     for byte in PING % 1 + b"\n":
@@ -195,7 +195,7 @@ def test_curl_is_told_what_this_is(wire: Wire) -> None:
     assert b"JSON-RPC" in lines[-1]
 
 
-def test_clients_that_vanish_leave_nothing_behind(shared: Daemon) -> None:
+def test_r12_clients_that_vanish_leave_nothing_behind(shared: Daemon) -> None:
     """Half a frame, a question without waiting for the answer, or nothing at all."""
     before = shared.call("status")["process"]["fds"]
     for number in range(60):
@@ -206,7 +206,7 @@ def test_clients_that_vanish_leave_nothing_behind(shared: Daemon) -> None:
     assert shared.call("status")["process"]["fds"] <= before
 
 
-def test_thousands_of_malformed_lines_get_one_answer_each(shared: Daemon) -> None:
+def test_r12_thousands_of_malformed_lines_get_one_answer_each(shared: Daemon) -> None:
     """Never a traceback, no memory kept, and good lines in between are answered."""
     dice = random.Random(11)  # noqa: S311 -- a repeatable walk
     pieces = [
@@ -244,7 +244,7 @@ def test_thousands_of_malformed_lines_get_one_answer_each(shared: Daemon) -> Non
     assert shared.call("status")["process"]["rss_bytes"] - before < 4 * 2**20
 
 
-def test_deep_nesting_and_huge_numbers_are_answers(wire: Wire) -> None:
+def test_r12_deep_nesting_and_huge_numbers_are_answers(wire: Wire) -> None:
     """Where a parser might give up."""
     for value in (b'{"a":' * 20_000, b"[" * 20_000 + b"]" * 20_000, b"9" * 20_000, b"1e999"):
         answer = wire.ask(
@@ -269,7 +269,7 @@ def test_too_many_clients_are_turned_away_politely(start: Callable[..., Daemon])
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="another process's limits can be set on Linux only")
-def test_out_of_files_is_a_pause_not_an_end(start: Callable[..., Daemon]) -> None:
+def test_r19_out_of_files_is_a_pause_not_an_end(start: Callable[..., Daemon]) -> None:
     """Accepting waits a moment, says so without flooding the log, and goes on by itself."""
     daemon = start().ready()
     files = daemon.call("status")["process"]["fds"] + 4

@@ -19,13 +19,13 @@ def in_pieces(stream: bytes, sizes: list[int]) -> list[bytes]:
     return [*pieces, stream]
 
 
-def test_the_limits_are_the_protocols() -> None:
+def test_r14_the_limits_are_the_protocols() -> None:
     """A request may have 256 KiB and an answer 1 MiB."""
     assert (REQUEST_LIMIT_BYTES, ANSWER_LIMIT_BYTES) == (262_144, 1_048_576)
 
 
 @given(LINES, st.lists(st.integers(0, 30)))
-def test_delivery_does_not_matter(lines: list[bytes], sizes: list[int]) -> None:
+def test_r17_delivery_does_not_matter(lines: list[bytes], sizes: list[int]) -> None:
     """Any cutting of the stream gives the same frames as one write."""
     splitter = FrameSplitter()
     stream = b"".join(line + b"\n" for line in lines)
@@ -33,7 +33,7 @@ def test_delivery_does_not_matter(lines: list[bytes], sizes: list[int]) -> None:
     assert splitter.pending_bytes == 0
 
 
-def test_a_thousand_in_one_write_equal_byte_by_byte() -> None:
+def test_r17_a_thousand_in_one_write_equal_byte_by_byte() -> None:
     """1,000 frames in one write and the same bytes one at a time give the same frames."""
     stream = b"".join(b'{"id":%d}\n' % n for n in range(1000))
     slow = FrameSplitter()

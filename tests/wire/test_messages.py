@@ -138,7 +138,7 @@ def test_the_id_of_a_bad_request_is_saved_where_it_can_be() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_a_request_or_a_typed_error(data: bytes) -> None:
+def test_r13_any_bytes_give_a_request_or_a_typed_error(data: bytes) -> None:
     """Decoding is total."""
     try:
         messages.decode_request(data)
@@ -155,7 +155,7 @@ FIELDS = st.sampled_from([*messages.PlanParams.__struct_fields__, "plan_id", "to
 
 
 @given(st.sampled_from([*messages.PARAMS, "zork"]), JSON | st.dictionaries(FIELDS, JSON, max_size=4))
-def test_any_params_give_a_value_or_a_typed_error(method: str, params: Any) -> None:
+def test_r13_any_params_give_a_value_or_a_typed_error(method: str, params: Any) -> None:
     """Whatever JSON a call is given, the answer is typed params or an error of the request."""
     try:
         request = messages.decode_request(frame(method=method, params=params))
@@ -165,7 +165,7 @@ def test_any_params_give_a_value_or_a_typed_error(method: str, params: Any) -> N
     assert messages.decode_request(again[:-1]).params == request.params
 
 
-def test_mutated_requests_give_a_request_or_a_typed_error() -> None:
+def test_r13_mutated_requests_give_a_request_or_a_typed_error() -> None:
     """Good requests with bytes changed, cut, doubled or swapped never raise anything else."""
     dice = random.Random(7)  # noqa: S311 -- a repeatable walk
     seeds = [frame(), frame(params={"model": {"config": {"a": [1, 2.5, None]}}, "hardware": {"gpu_cores": 3}})]
@@ -219,7 +219,7 @@ def test_an_encoded_result_is_passed_through_byte_for_byte() -> None:
     assert line == b'{"jsonrpc":"2.0","id":"a","result":{"x": 1.50}}\n'
 
 
-def test_an_answer_over_the_limit_becomes_an_error() -> None:
+def test_r14_an_answer_over_the_limit_becomes_an_error() -> None:
     """The client gets a typed error under its id instead of a line it must refuse."""
     answer = messages.decode_answer(messages.encode_result(5, "x" * ANSWER_LIMIT_BYTES)[:-1])
     assert answer.id == 5

@@ -6,6 +6,7 @@ internal_error with an id under which the log has the traceback.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -19,7 +20,7 @@ from veloxquant import __version__, views
 from veloxquant.daemon import log
 from veloxquant.daemon.application import SERVER
 from veloxquant.daemon.traces import waited_s
-from veloxquant.errors import ProtocolUnsupported, ShuttingDown, VeloxError
+from veloxquant.errors import Overloaded, ProtocolUnsupported, ShuttingDown, VeloxError
 from veloxquant.wire import messages
 from veloxquant.wire.answers import Hello, Pong, Reloaded, Stopping, Subscribed
 from veloxquant.wire.messages import PROTOCOL, encode_error, encode_result
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 CAPABILITIES = tuple(sorted(messages.PARAMS))
 """One for each call; later features get names of their own."""
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""The system has no more files or memory for us, for now."""
 _REMEMBERED = ("plan", "fit")
 _UNREADABLE = "unreadable"
 
@@ -72,9 +75,9 @@ class Dispatch:
         except VeloxError as error:
             self._count(method, began, client)
             return self._refuse(messages.salvage_id(frame) if request_id is None else request_id, error)
-        except Exception:  # noqa: BLE001 -- the fence: one bad answer must not end the connection
+        except Exception as failure:  # noqa: BLE001 -- the fence: one bad answer must not end the connection
             self._count(method, began, client)
-            return self._refuse(request_id, _internal(method))
+            return self._refuse(request_id, _failed(method, failure))
         if isinstance(result, Awaitable):
             return self._later(envelope, result, client, began)
         return self._finish(envelope, result, client, began)
@@ -104,9 +107,9 @@ class Dispatch:
         except VeloxError as error:
             self._count(asked.method, began, client)
             return self._refuse(asked.id, error)
-        except Exception:  # noqa: BLE001 -- the fence
+        except Exception as failure:  # noqa: BLE001 -- the fence
             self._count(asked.method, began, client)
-            return self._refuse(asked.id, _internal(asked.method))
+            return self._refuse(asked.id, _failed(asked.method, failure))
         return self._finish(asked, result, client, began)
 
     def _finish(self, asked: Envelope, result: Any, client: Connection, began: float) -> bytes:
@@ -163,6 +166,14 @@ class Dispatch:
         log.event("shutdown.asked", peer_uid=client.peer.uid, peer_pid=client.peer.pid)
         self._app.ask_to_stop("shutdown")
         return Stopping(drain_s=self._app.config.daemon.drain_s)
+
+
+def _failed(method: str, failure: Exception) -> VeloxError:
+    """The error for what should not have happened: a want of files or memory passes, all else is our mistake."""
+    if isinstance(failure, MemoryError) or (isinstance(failure, OSError) and failure.errno in FULL):
+        log.event("request.starved", logging.WARNING, method=method, reason=str(failure) or "out of memory")
+        return Overloaded("the daemon is out of files or memory for now", hint="ask again, or close some clients")
+    return _internal(method)
 
 
 def _internal(method: str) -> VeloxError:
