@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import pytest
 from veloxquant import __version__
 from veloxquant.ctl.completion import candidates
 from veloxquant.errors import NotAnswering, ServiceFailed
-from veloxquant.service import Done, Installed, Order, Preview, State
+from veloxquant.service import Done, Installed, Order, Preview, State, find
 from veloxquant.wire import answers
 
 if TYPE_CHECKING:
@@ -36,25 +37,32 @@ class Recorder:
     raises: ServiceFailed | None = None
 
     def install(self, order: Order) -> Done:
+        """Note the order."""
         self.orders.append(order)
         return self._do("install")
 
     def uninstall(self) -> Done:
+        """Note it."""
         return self._do("uninstall")
 
     def start(self) -> Done:
+        """Note it."""
         return self._do("start")
 
     def stop(self) -> Done:
+        """Note it."""
         return self._do("stop")
 
     def restart(self) -> Done:
+        """Note it."""
         return self._do("restart")
 
     def state(self) -> State:
+        """As the test says."""
         return self.state_now
 
     def preview(self, order: Order) -> Preview:
+        """Note the order."""
         self.orders.append(order)
         return Preview({UNIT: "[Service]\nExecStart=x\n"}, ("systemctl --user daemon-reload",))
 
@@ -210,7 +218,7 @@ def test_the_status_of_a_healthy_agent(ctl: Run, agent: Recorder, fake: FakeTran
     ],
     ids=["silent", "absent", "another", "not installed", "failed"],
 )
-def test_an_agent_that_is_not_well_is_exit_1(
+def test_an_agent_that_is_not_well_is_exit_1(  # noqa: PLR0917 -- fixtures and parameters
     ctl: Run, agent: Recorder, fake: FakeTransport, state: State, answer: Any, says: str
 ) -> None:
     """And it says what is the matter."""
@@ -255,9 +263,7 @@ def test_without_a_manager_there_is_a_next_step(ctl: Run, short_folder: Path, mo
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{short_folder}:/usr/bin:/bin")
     monkeypatch.delenv("SUDO_USER", raising=False)
-    monkeypatch.setattr(
-        "veloxquant.service.find", lambda find=__import__("veloxquant.service").service.find: find(platform="linux")
-    )
+    monkeypatch.setattr("veloxquant.service.find", functools.partial(find, platform="linux"))
     done = ctl("service", "status")
     assert done.code == 1
     assert "user manager cannot be reached: Failed to connect to bus" in done.err
