@@ -19,9 +19,15 @@ def fill(directory: Path, count: int) -> None:
     folder = directory / "records"
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        made = _record(number)
-        (folder / f"{made.id}.json").write_bytes(encode(made))
+        name, data = encoded(number)
+        (folder / name).write_bytes(data)
     BenchmarkDatabase(directory).close()
+
+
+def encoded(number: int) -> tuple[str, bytes]:
+    """File name and content of one of them."""
+    made = _record(number)
+    return f"{made.id}.json", encode(made)
 
 
 def _record(number: int) -> BenchmarkRecord:
