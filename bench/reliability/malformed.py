@@ -75,9 +75,14 @@ KINDS = {
 }
 
 
+def dice(seed: int) -> random.Random:
+    """A repeatable walk."""
+    return random.Random(seed)  # noqa: S311 -- not for secrets
+
+
 def lines(count: int, seed: int) -> Iterator[bytes]:
     """So many lines with their newlines, every kind in turn."""
-    dice = random.Random(seed)  # noqa: S311 -- a repeatable walk
+    walk = dice(seed)
     makers: list[Callable[[random.Random], bytes]] = list(KINDS.values())
     for number in range(count):
-        yield makers[number % len(makers)](dice) + b"\n"
+        yield makers[number % len(makers)](walk) + b"\n"

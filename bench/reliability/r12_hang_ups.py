@@ -36,13 +36,15 @@ REMEMBERED = 200
 """More plans than the daemon keeps."""
 
 
-def hang_up(path: str, count: int, seed: int) -> None:
-    """So many clients, each gone in its own way."""
+def hang_up(path: str, count: int, seed: int, *, plans: bool = True) -> None:
+    """So many clients, each gone in its own way; some ask for a new plan, and `plans` says whether any ask for one."""
     dice = random.Random(seed)  # noqa: S311 -- a repeatable walk
     fresh = iter(questions.plans(4096 * seed)[REMEMBERED:])
     for number in range(count):
         connection = load.connect(path)
-        data = SENT[number % len(SENT)] if number % 37 else next(fresh)
+        data = SENT[number % len(SENT)] if number % 37 or not plans else next(fresh)
+        if not plans and data.startswith(PLAN):
+            data = data.replace(b'"method":"plan"', b'"method":"nope"')
         try:
             connection.sendall(data)
             if dice.random() < 0.5 and data.endswith(b"\n"):

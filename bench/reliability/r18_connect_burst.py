@@ -6,6 +6,7 @@ speed: harder than 1,000 within 100 ms of a daemon that accepts. Each is our own
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -24,14 +25,14 @@ CLIENTS = 1000
 AFTER_LAST_S = 0.05
 
 
-def burst(home: session.Home, daemon: session.Daemon) -> tuple[list[str], float, float]:
+def burst(path: Path, pid: int, clients: int) -> tuple[list[str], float, float]:
     """What went wrong, seconds from the first to the last start of a call, and until the last answer."""
     failures: list[str] = []
     starts: list[float] = []
     go = threading.Event()
 
     def call() -> None:
-        with Client(home.socket, fallback=False, timeout_s=30.0) as client:
+        with Client(path, fallback=False, timeout_s=30.0) as client:
             go.wait()
             starts.append(time.perf_counter())
             try:
@@ -39,16 +40,16 @@ def burst(home: session.Home, daemon: session.Daemon) -> tuple[list[str], float,
             except VeloxError as error:
                 failures.append(f"{type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=call) for _ in range(CLIENTS)]
+    threads = [threading.Thread(target=call) for _ in range(clients)]
     for thread in threads:
         thread.start()
-    daemon.process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
     began = time.perf_counter()
     go.set()
-    while len(starts) < CLIENTS:
+    while len(starts) < clients:
         time.sleep(0.001)
     time.sleep(AFTER_LAST_S)
-    daemon.process.send_signal(signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     for thread in threads:
         thread.join()
     return failures, max(starts) - min(starts), time.perf_counter() - began
@@ -59,7 +60,7 @@ def main() -> int:
     rounds = 5 if figures.options(__doc__ or "").full else 1
     with session.private_home() as home, session.running(home) as daemon:
         for _ in range(rounds):
-            failures, spread, took = burst(home, daemon)
+            failures, spread, took = burst(home.socket, daemon.process.pid, CLIENTS)
             figures.at_most(
                 "R18", f"{CLIENTS:,} connects at once: failures that a caller sees", len(failures), "calls", 0
             )

@@ -188,7 +188,7 @@ def test_subscribing_to_nothing_in_particular_means_all() -> None:
         ("status", {"verbose": True}, "verbose"),
     ],
 )
-def test_the_other_calls_are_as_strict(method: str, params: dict[str, Any], field: str) -> None:
+def test_r20_the_other_calls_are_as_strict(method: str, params: dict[str, Any], field: str) -> None:
     """Ranges and unknown fields are refused by name everywhere."""
     assert refused(method, params).field == field
 
