@@ -64,7 +64,7 @@ def test_linux_follows_xdg() -> None:
 
 
 @pytest.mark.parametrize(("platform", "limit"), [("linux", 107), ("darwin", 103)])
-def test_longest_socket_path_works_and_one_more_byte_is_refused(platform: str, limit: int) -> None:
+def test_r06_longest_socket_path_works_and_one_more_byte_is_refused(platform: str, limit: int) -> None:
     """103 bytes on macOS, 107 on Linux (sun_path less its NUL); the refusal names count, limit and a way out."""
     longest = "/" + "s" * (limit - 1)
     assert paths.socket_limit_bytes(platform) == limit

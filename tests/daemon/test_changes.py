@@ -148,7 +148,7 @@ def test_reload_uses_the_new_configuration(configured: Callable[[str], Daemon]) 
     assert daemon.events("reload.asked")[0]["peer_pid"]
 
 
-def test_sighup_reloads_and_a_wrong_configuration_keeps_the_old_one(configured: Callable[[str], Daemon]) -> None:
+def test_r31_sighup_reloads_and_a_wrong_configuration_keeps_the_old_one(configured: Callable[[str], Daemon]) -> None:
     """The status says so until a good one is read."""
     daemon = configured("[planner]\nreserve_bytes = 1000\n")
     configured("[planner]\nreserve_byte = 2000\n")
@@ -198,7 +198,7 @@ def test_another_records_directory_is_watched_after_a_reload(
     wait_for(lambda: daemon.call("status")["records"]["used"] == 2, "the second record")
 
 
-def test_no_plan_fails_while_reloading(configured: Callable[[str], Daemon]) -> None:
+def test_r31_no_plan_fails_while_reloading(configured: Callable[[str], Daemon]) -> None:
     """Thirty changes under the questions of two clients; every answer is whole and of one generation."""
     daemon = configured("")
     daemon.call("plan", TINY)

@@ -39,7 +39,7 @@ def test_a_missing_folder_is_made_private(short_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o701, 0o710, 0o770, 0o755])
-def test_a_folder_open_to_others_is_refused_with_the_fix(short_folder: Path, mode: int) -> None:
+def test_r07_a_folder_open_to_others_is_refused_with_the_fix(short_folder: Path, mode: int) -> None:
     """Any bit for group or others is one too many."""
     folder = short_folder / "open"
     folder.mkdir()
@@ -50,7 +50,7 @@ def test_a_folder_open_to_others_is_refused_with_the_fix(short_folder: Path, mod
     assert caught.value.field == "socket.path"
 
 
-def test_a_folder_of_another_user_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r07_a_folder_of_another_user_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner could replace the socket."""
     folder = short_folder / "theirs"
     folder.mkdir(mode=0o700)
@@ -137,7 +137,7 @@ def test_a_dead_socket_is_removed(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_live_socket_is_never_replaced(path: Path) -> None:
+def test_r05_a_live_socket_is_never_replaced(path: Path) -> None:
     """Even when whoever listens does not hold our lock."""
     with socket.socket(socket.AF_UNIX) as live:
         live.bind(str(path))
@@ -148,7 +148,7 @@ def test_a_live_socket_is_never_replaced(path: Path) -> None:
         assert path.stat().st_ino == before
 
 
-def test_a_live_socket_with_a_full_backlog_is_live(path: Path) -> None:
+def test_r05_a_live_socket_with_a_full_backlog_is_live(path: Path) -> None:
     """A busy daemon is not a dead one."""
     with socket.socket(socket.AF_UNIX) as live:
         live.bind(str(path))
@@ -164,7 +164,7 @@ def test_a_live_socket_with_a_full_backlog_is_live(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link to a file", "link to a socket"])
-def test_what_is_not_a_socket_is_left_alone(path: Path, kind: str) -> None:
+def test_r05_what_is_not_a_socket_is_left_alone(path: Path, kind: str) -> None:
     """Refused with the way out, and still there."""
     if kind == "file":
         path.write_text("precious")
@@ -181,7 +181,7 @@ def test_what_is_not_a_socket_is_left_alone(path: Path, kind: str) -> None:
     assert path.is_symlink() or path.exists()
 
 
-def test_a_socket_of_another_user_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r05_a_socket_of_another_user_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dead or not."""
     dead_socket(path)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -190,7 +190,7 @@ def test_a_socket_of_another_user_is_left_alone(path: Path, monkeypatch: pytest.
     assert path.exists()
 
 
-def test_a_listener_is_private_from_its_first_instant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r07_a_listener_is_private_from_its_first_instant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bind itself makes mode 0600, whatever the umask was, and the umask is put back."""
     before = os.umask(0o000)
     modes: list[int] = []
@@ -223,7 +223,7 @@ def test_closing_removes_our_socket_only(path: Path) -> None:
     assert not path.with_name("e.sock").exists()
 
 
-def test_the_longest_path_works_and_one_byte_more_is_refused(short_folder: Path) -> None:
+def test_r06_the_longest_path_works_and_one_byte_more_is_refused(short_folder: Path) -> None:
     """Before bind, with both numbers."""
     limit = paths.socket_limit_bytes()
     room = limit - len(os.fsencode(short_folder)) - 1

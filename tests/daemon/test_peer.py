@@ -13,7 +13,7 @@ from veloxquant.daemon import peer
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SO_PEERCRED is Linux's")
-def test_the_kernel_names_the_peer() -> None:
+def test_r08_the_kernel_names_the_peer() -> None:
     """Both ends of a pair are this process."""
     here, there = socket.socketpair()
     with here, there:
@@ -21,7 +21,7 @@ def test_the_kernel_names_the_peer() -> None:
 
 
 @pytest.mark.parametrize(("uid", "ok"), [(501, True), (0, True), (502, False), (4294967294, False)])
-def test_only_our_user_and_root_are_served(monkeypatch: pytest.MonkeyPatch, uid: int, *, ok: bool) -> None:
+def test_r08_only_our_user_and_root_are_served(monkeypatch: pytest.MonkeyPatch, uid: int, *, ok: bool) -> None:
     """As ssh-agent does it."""
     monkeypatch.setattr(os, "geteuid", lambda: 501)
     assert peer.allowed(peer.Peer(uid=uid, pid=1)) is ok
@@ -58,7 +58,7 @@ class Socket:
 
 
 @pytest.mark.parametrize("knows_pid", [True, False])
-def test_the_calls_macos_needs(monkeypatch: pytest.MonkeyPatch, *, knows_pid: bool) -> None:
+def test_r08_the_calls_macos_needs(monkeypatch: pytest.MonkeyPatch, *, knows_pid: bool) -> None:
     """Against a recorded shape of the calls; not run on a Mac."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("ctypes.CDLL", lambda *_args, **_more: Library(0))

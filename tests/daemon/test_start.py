@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_daemon_answers_once_it_says_it_is_ready(start: Callable[..., Daemon]) -> None:
+def test_r07_folder_socket_and_lock_are_private_once_it_is_ready(start: Callable[..., Daemon]) -> None:
     """And its folder, socket and lock are private."""
     daemon = start().ready()
     assert daemon.call("ping")["pid"] == daemon.process.pid
@@ -34,7 +34,7 @@ def test_a_daemon_answers_once_it_says_it_is_ready(start: Callable[..., Daemon])
     assert paths.lock_path(daemon.socket).read_text() == f"{daemon.process.pid}\n"
 
 
-def test_a_second_daemon_exits_with_75_and_names_the_first(start: Callable[..., Daemon]) -> None:
+def test_r03_a_second_daemon_exits_with_75_and_names_the_first(start: Callable[..., Daemon]) -> None:
     """The first is not disturbed."""
     first = start().ready()
     inode = first.socket.lstat().st_ino
@@ -45,7 +45,7 @@ def test_a_second_daemon_exits_with_75_and_names_the_first(start: Callable[..., 
     assert first.call("ping")["pid"] == first.process.pid
 
 
-def test_of_four_that_start_together_one_survives(start: Callable[..., Daemon]) -> None:
+def test_r03_of_four_that_start_together_one_survives(start: Callable[..., Daemon]) -> None:
     """The others exit with 75."""
     started = [start() for _ in range(4)]
     wait_for(lambda: sum(one.process.poll() is not None for one in started) >= 3, "three losers")
@@ -55,7 +55,7 @@ def test_of_four_that_start_together_one_survives(start: Callable[..., Daemon]) 
     assert sorted(one.process.returncode for one in started if one is not survivor) == [75, 75, 75]
 
 
-def test_a_killed_daemon_needs_no_cleaning_up(start: Callable[..., Daemon]) -> None:
+def test_r04_a_killed_daemon_needs_no_cleaning_up(start: Callable[..., Daemon]) -> None:
     """Its socket is still there, its lock is not."""
     first = start().ready()
     first.process.kill()
@@ -65,7 +65,9 @@ def test_a_killed_daemon_needs_no_cleaning_up(start: Callable[..., Daemon]) -> N
 
 
 @pytest.mark.parametrize("what", ["file", "link", "folder"])
-def test_what_is_not_ours_at_the_path_is_refused(start: Callable[..., Daemon], short_folder: Path, what: str) -> None:
+def test_r05_what_is_not_ours_at_the_path_is_refused(
+    start: Callable[..., Daemon], short_folder: Path, what: str
+) -> None:
     """Exit status 2, the way out named, and the thing untouched."""
     path = short_folder / "s" / "d.sock"
     path.parent.mkdir(mode=0o700)
@@ -82,7 +84,7 @@ def test_what_is_not_ours_at_the_path_is_refused(start: Callable[..., Daemon], s
     assert "Traceback" not in daemon.log()
 
 
-def test_a_live_socket_without_a_lock_is_not_taken(start: Callable[..., Daemon], short_folder: Path) -> None:
+def test_r05_a_live_socket_without_a_lock_is_not_taken(start: Callable[..., Daemon], short_folder: Path) -> None:
     """Somebody deleted the lock, or another program listens there."""
     path = short_folder / "s" / "d.sock"
     path.parent.mkdir(mode=0o700)
@@ -94,7 +96,7 @@ def test_a_live_socket_without_a_lock_is_not_taken(start: Callable[..., Daemon],
         assert path.lstat().st_ino == inode
 
 
-def test_an_open_folder_is_refused_with_the_fix(start: Callable[..., Daemon], short_folder: Path) -> None:
+def test_r07_an_open_folder_is_refused_with_the_fix(start: Callable[..., Daemon], short_folder: Path) -> None:
     """Others could put a socket of theirs there."""
     (short_folder / "s").mkdir(mode=0o755)
     daemon = start()
@@ -102,7 +104,7 @@ def test_an_open_folder_is_refused_with_the_fix(start: Callable[..., Daemon], sh
     assert f"chmod 700 '{short_folder}/s'" in daemon.log()
 
 
-def test_a_path_that_is_too_long_is_refused(start: Callable[..., Daemon], short_folder: Path) -> None:
+def test_r06_a_path_that_is_too_long_is_refused(start: Callable[..., Daemon], short_folder: Path) -> None:
     """With its length, the limit and a shorter one."""
     daemon = start(socket_path=short_folder / ("x" * 120))
     assert daemon.wait() == 2

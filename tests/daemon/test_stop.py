@@ -31,7 +31,7 @@ def slow_question(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_cleanly(start: Callable[..., Daemon], number: signal.Signals) -> None:
+def test_r30_a_signal_stops_it_cleanly(start: Callable[..., Daemon], number: signal.Signals) -> None:
     """Exit status 0; the socket is gone, idle clients are closed, the next one starts."""
     daemon = start().ready()
     idle = daemon.connect()
@@ -52,7 +52,7 @@ def test_a_client_can_stop_it(start: Callable[..., Daemon]) -> None:
     assert daemon.events("shutdown.asked")[0]["peer_pid"] == os.getpid()
 
 
-def test_a_request_under_way_is_answered(start: Callable[..., Daemon]) -> None:
+def test_r30_a_request_under_way_is_answered(start: Callable[..., Daemon]) -> None:
     """Within the drain time, here long enough for a trace."""
     daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "60"}).ready()
     wire = daemon.connect()
@@ -64,7 +64,7 @@ def test_a_request_under_way_is_answered(start: Callable[..., Daemon]) -> None:
     assert daemon.wait() == 0
 
 
-def test_a_request_that_takes_too_long_is_given_up(start: Callable[..., Daemon]) -> None:
+def test_r30_a_request_that_takes_too_long_is_given_up(start: Callable[..., Daemon]) -> None:
     """The client is closed; no worker is left behind."""
     daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "0.1"}).ready()
     wire = daemon.connect()
@@ -77,7 +77,7 @@ def test_a_request_that_takes_too_long_is_given_up(start: Callable[..., Daemon])
     wait_for(lambda: not any(worker.is_running() for worker in workers), "the worker's end")
 
 
-def test_a_second_signal_ends_it_at_once(start: Callable[..., Daemon]) -> None:
+def test_r30_a_second_signal_ends_it_at_once(start: Callable[..., Daemon]) -> None:
     """With 128 + the signal's number, as shells report it; the socket is gone all the same."""
     daemon = start(env={"VELOXQUANT_DAEMON_DRAIN_S": "60"}).ready()
     wire = daemon.connect()
@@ -90,7 +90,7 @@ def test_a_second_signal_ends_it_at_once(start: Callable[..., Daemon]) -> None:
     assert not daemon.socket.exists()
 
 
-def test_subscribers_are_told(start: Callable[..., Daemon]) -> None:
+def test_r30_subscribers_are_told(start: Callable[..., Daemon]) -> None:
     """A last notice, then the end."""
     daemon = start().ready()
     wire = daemon.connect()
@@ -101,7 +101,7 @@ def test_subscribers_are_told(start: Callable[..., Daemon]) -> None:
     assert wire.closed()
 
 
-def test_under_load_every_request_is_answered_or_closed(start: Callable[..., Daemon]) -> None:
+def test_r30_under_load_every_request_is_answered_or_closed(start: Callable[..., Daemon]) -> None:
     """Eight clients ask without pause while it stops; no answer is torn, none is an internal error."""
     daemon = start().ready()
     endings: list[str] = []
@@ -157,7 +157,7 @@ def in_process(folder: Path, scenario: Callable[[Server], None], **timing: Any) 
     return status
 
 
-def test_a_socket_taken_over_is_left_to_the_other(short_folder: Path) -> None:
+def test_r09_a_socket_taken_over_is_left_to_the_other(short_folder: Path) -> None:
     """The daemon goes by itself, with a failure status, and touches nothing."""
     path = short_folder / "s" / "d.sock"
 
@@ -170,14 +170,14 @@ def test_a_socket_taken_over_is_left_to_the_other(short_folder: Path) -> None:
     assert path.exists()
 
 
-def test_a_socket_removed_ends_the_daemon(short_folder: Path) -> None:
+def test_r09_a_socket_removed_ends_the_daemon(short_folder: Path) -> None:
     """Nobody could reach it any more; whoever supervises it starts another."""
     path = short_folder / "s" / "d.sock"
     assert in_process(short_folder, lambda _server: path.unlink(), self_check_s=0.02) == 1
     assert paths.lock_path(path).exists()
 
 
-def test_another_user_gets_not_one_byte(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r08_another_user_gets_not_one_byte(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed and counted (the kernel's word is made up here: tests run as one user)."""
 
     def knock(server: Server) -> None:
@@ -195,7 +195,7 @@ def test_another_user_gets_not_one_byte(short_folder: Path, monkeypatch: pytest.
     assert in_process(short_folder, knock) == 0
 
 
-def test_a_peer_the_kernel_does_not_name_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r08_a_peer_the_kernel_does_not_name_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not knowing is not trusting."""
 
     def nameless(_connection: socket.socket) -> peer.Peer:
