@@ -5,12 +5,14 @@
 A minute each; `--full` fifteen.
 
 A thread that waits and is woken gives its processor up once each time: its voluntary context switches count the
-wake-ups. Counted over all threads, first with no client, then with one that is connected and silent and one that
-subscribed.
+wake-ups. Counted over all threads that live, first with no client, then with one that is connected and silent and one
+that subscribed. Then once more with the threads that came and went, which the kernel adds up when a process ends: a
+daemon that rested for the whole time, less one that only started and stopped.
 """
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from pathlib import Path
@@ -54,8 +56,16 @@ def measure(daemon: session.Daemon, seconds: float, what: str) -> None:
     figures.at_most("R37", f"CPU time, {what}, over {seconds:.0f} s", share, "%", 0.1)
 
 
+def whole_life(home: session.Home, seconds: float) -> int:
+    """Wake-ups of a daemon that starts, rests for so long, and stops."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_nvcsw
+    with session.running(home):
+        time.sleep(seconds)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_nvcsw - before
+
+
 def main() -> int:
-    """Idle alone, then idle with clients."""
+    """Idle alone, then idle with clients, then with what came and went."""
     seconds = 900.0 if figures.options(__doc__ or "").full else 60.0
     with session.private_home() as home:
         many_records.fill(home.folder / "cache" / "veloxquant" / "benchmarks", RECORDS)
@@ -69,6 +79,8 @@ def main() -> int:
                 time.sleep(SETTLE_S)
                 measure(daemon, seconds, "a silent client and a subscriber")
                 heard.close()  # type: ignore[attr-defined]
+        wake_ups = (whole_life(home, SETTLE_S + seconds) - whole_life(home, SETTLE_S)) / seconds
+        figures.at_most("R37", f"wake-ups, ended threads too, over {seconds:.0f} s", wake_ups, "1/s", 1.0)
     return 0
 
 
