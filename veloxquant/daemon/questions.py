@@ -7,6 +7,7 @@ while a trace runs: the answer comes from the world that is current when it is m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,8 @@ from veloxquant.planner.result import Plan
 from veloxquant.wire.answers import Explanation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from veloxquant.daemon.state import State
     from veloxquant.daemon.traces import Traces
     from veloxquant.local import World
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from veloxquant.wire.messages import ExplainParams, FitParams, PlanParams
 
 _THREADS = 4
-_WAITING = 512
+_WAITING = 1024
 """Questions in threads or waiting for one, beyond which more are refused."""
 _ATTEMPTS = 3
+
+_Key = tuple[int, str, bytes]
+"""Generation, method and params of a question."""
 
 
 class _Made(NamedTuple):
@@ -56,6 +62,7 @@ class Questions:
         self._traces = traces
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
         self._open = 0
+        self._being_answered: dict[_Key, asyncio.Event] = {}
 
     def remembered(self, method: str, raw: bytes) -> bytes | None:
         """The result of the same question in the same world, None when it was not asked yet."""
@@ -63,14 +70,20 @@ class Questions:
 
     async def answer(self, method: str, params: PlanParams | FitParams, raw: bytes) -> msgspec.Raw:
         """The result, encoded. Raises what `local.plan` raises, and Overloaded."""
-        if self._open >= _WAITING:
-            raise Overloaded(f"{self._open} questions are open", hint="ask again in a moment")
         _check_path(params)
-        self._open += 1
-        try:
-            return await self._answer(method, params, raw)
-        finally:
-            self._open -= 1
+        loop = asyncio.get_running_loop()
+        for _ in range(_ATTEMPTS):
+            if (told := await self._from_another(method, raw)) is not None:
+                return msgspec.Raw(told)
+            world = self._state.world
+            with self._open_question((world.snapshot.generation, method, raw)):
+                source, files, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
+                if made is not None:
+                    until = time.monotonic() + KEEP_S
+                    self.answers.put(world.snapshot.generation, method, raw, Answer(made.packed, files, until))
+                    return msgspec.Raw(made.encoded)
+            await self._traces.profile(source, world)
+        raise Overloaded("the methods changed each time the model was traced", hint="ask again")
 
     async def explain(self, params: ExplainParams) -> Explanation:
         """Sentences about a remembered plan, or about a plan made now. Raises PlanNotFound, MethodNotFound."""
@@ -87,17 +100,31 @@ class Questions:
         """Start nothing more; do not wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, method: str, params: PlanParams | FitParams, raw: bytes) -> msgspec.Raw:
-        loop = asyncio.get_running_loop()
-        for _ in range(_ATTEMPTS):
-            world = self._state.world
-            source, files, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
-            if made is not None:
-                until = time.monotonic() + KEEP_S
-                self.answers.put(world.snapshot.generation, method, raw, Answer(made.packed, files, until))
-                return msgspec.Raw(made.encoded)
-            await self._traces.profile(source, world)
-        raise Overloaded("the methods changed each time the model was traced", hint="ask again")
+    async def _from_another(self, method: str, raw: bytes) -> bytes | None:
+        """What the same question of another client gave, which is being answered; None when there is none, or nothing.
+
+        When the world moves under many clients with one question, one of them has it answered, not each. An answer
+        about files that changed after it was begun does not count (the memory of answers looks).
+        """
+        answered = self._being_answered.get((self._state.generation, method, raw))
+        if answered is None:
+            return None
+        await answered.wait()
+        return self.remembered(method, raw)
+
+    @contextlib.contextmanager
+    def _open_question(self, key: _Key) -> Iterator[None]:
+        """Have others with the same question wait until this one is answered, refused or given up."""
+        if self._open >= _WAITING:
+            raise Overloaded(f"{self._open} questions are open", hint="ask again in a moment")
+        self._open += 1
+        answered = self._being_answered.setdefault(key, asyncio.Event())
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._being_answered.pop(key, None)
+            answered.set()
 
     def _try(
         self, method: str, params: PlanParams | FitParams, world: World
