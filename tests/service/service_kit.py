@@ -97,7 +97,7 @@ class Linux:
 
     def changes(self) -> list[str]:
         """The calls that were made to change something, so far; then forgotten."""
-        made = [" ".join(words[1:]) for words in self.systemctl.calls if words[1] != "show"]
+        made = [" ".join(words[1:]) for words in self.systemctl.calls if words[1] not in ("show", "reset-failed")]
         self.systemctl.calls.clear()
         return made
 

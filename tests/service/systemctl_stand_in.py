@@ -35,6 +35,9 @@ class StandIn:
     """Service -> exit status."""
     ends_with: int | None = None
     """What a started service ends with at once."""
+    burst: int = 5
+    """Starts of the service, from StartLimitBurst on, that are refused until `reset-failed`."""
+    starts: int = 0
     no_manager: str | None = None
     next_pid: int = 100
     dies_before: str | None = None
@@ -102,6 +105,9 @@ class StandIn:
                 return 5, "", f"Failed to start {unit}: Unit {unit} not found."
             if unit == _SOCKET and unit not in self.active and _SERVICE in self.active:
                 return 1, "", f"Job failed. {_SOCKET}: Socket service {_SERVICE} already active, refusing."
+        self.starts += 1
+        if self.starts > self.burst:
+            return 1, "", f"Job for {_SERVICE} failed because start of the service was attempted too often."
         for unit in units:
             self._started(unit)
         return (1, "", f"Job for {_SERVICE} failed because the control process exited.") if self.failed else (0, "", "")
@@ -113,6 +119,7 @@ class StandIn:
         return 0, "", ""
 
     def _reset_failed(self, *units: str) -> Outcome:
+        self.starts = 0
         known = [unit for unit in units if self.failed.pop(unit, None) is not None]
         return (0, "", "") if known else (1, "", "Failed to reset failed state: not loaded.")
 

@@ -99,7 +99,7 @@ def test_an_edited_unit_is_written_anew(linux: Linux) -> None:
     linux.agent().install(ORDER)
     path = linux.folder / UNIT
     original = path.read_text()
-    path.write_text(original.replace("RestartSec=10", "RestartSec=1"))
+    path.write_text(original.replace("RestartSec=1", "RestartSec=7"))
     assert linux.agent().install(ORDER).changed
     assert path.read_text() == original
     assert "drop-in" in original.splitlines()[0]
@@ -176,6 +176,14 @@ def test_stop_start_restart(linux: Linux) -> None:
     assert linux.changes() == [f"start {SOCKET_UNIT} {UNIT}"]
     linux.agent().stop()
     assert linux.agent().install(linux.activated).changed
+    assert set(linux.systemctl.active) == {UNIT, SOCKET_UNIT}
+
+
+def test_orders_are_no_crashes(linux: Linux) -> None:
+    """Every start counts towards StartLimitBurst; a user may restart as often as they like all the same."""
+    linux.agent().install(linux.activated)
+    for _ in range(20):
+        linux.agent().restart()
     assert set(linux.systemctl.active) == {UNIT, SOCKET_UNIT}
 
 

@@ -54,6 +54,11 @@ class Systemctl:
             f"{line}: {answer.words}", hint=f"journalctl --user -u {units[0] if units else 'init.scope'} -n 20"
         )
 
+    def start(self, *units: str) -> None:
+        """Start, whatever was started before: StartLimitBurst is meant for crashes, and systemd counts orders, too."""
+        self.command.ask("reset-failed", *units)  # says no for what is not loaded yet, which has no count
+        self.change("start", *units)
+
     def _no_manager(self, words: str) -> ServiceUnavailable:
         """No manager, and whether that is a matter of this session or of the machine."""
         return ServiceUnavailable(f"systemd's user manager cannot be reached: {words}", hint=self._next_step())

@@ -87,7 +87,7 @@ class SystemdAgent:
         if _active(was):
             return self._done(changed=False, summary=f"already running: pid {was.get('MainPID')}")
         self._reload_if_stale()
-        self.systemctl.change("start", *units)
+        self.systemctl.start(*units)
         return self._running()
 
     def stop(self) -> Done:
@@ -136,7 +136,7 @@ class SystemdAgent:
         if SOCKET_UNIT in idle and self._stop({UNIT: facts[UNIT]}):
             idle = units
         if idle:
-            self.systemctl.change("start", *idle)
+            self.systemctl.start(*idle)
 
     def _replace(self, texts: Mapping[str, bytes], before: Mapping[str, Mapping[str, str]]) -> None:
         """All new files on the disk, then the old units stopped, then the files in their places."""
