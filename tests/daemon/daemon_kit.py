@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from veloxquant import config
 from veloxquant.wire import messages
 from veloxquant.wire.codes import from_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from veloxquant.daemon.server import Server
 
 PATIENCE_S = 30.0
 
@@ -181,3 +186,32 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_
             return found
         time.sleep(0.005)
     raise AssertionError(f"waited {seconds} s for: {what}")
+
+
+def in_process(
+    folder: Path, scenario: Callable[[Server], None], flags: dict[str, Any] | None = None, **timing: Any
+) -> int:
+    """Run a daemon inside this process until the scenario, in a thread, has made it stop; its exit status."""
+    from veloxquant.daemon.server import Timing, serve
+
+    path = folder / "s" / "d.sock"
+    settings = config.load(env={}, flags={"socket.path": str(path), "records.watch": False} | (flags or {}))
+    failed: list[BaseException] = []
+
+    def run(server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            scenario(server)
+        except BaseException as error:  # noqa: BLE001 -- shown below, in the test's own thread
+            failed.append(error)
+            loop.call_soon_threadsafe(server.app.ask_to_stop, "SIGTERM")
+
+    def on_ready(server: Server) -> None:
+        threads.append(threading.Thread(target=run, args=(server, asyncio.get_running_loop())))
+        threads[0].start()
+
+    threads: list[threading.Thread] = []
+    status = asyncio.run(serve(settings, on_ready=on_ready, signals=False, timing=Timing(**timing)))
+    threads[0].join()
+    if failed:
+        raise failed[0]
+    return status

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from daemon_kit import Wire, environment, wait_for
+from daemon_kit import Wire, environment, in_process, wait_for
 
 from veloxquant import paths
 from veloxquant.daemon import activation, lifecycle
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from veloxquant.daemon.server import Server
+
 ACTIVATE = shutil.which("systemd-socket-activate") or ""
 
 
@@ -31,7 +33,7 @@ ACTIVATE = shutil.which("systemd-socket-activate") or ""
 def path(short_folder: Path) -> Path:
     """Where the daemon would listen, in a private folder."""
     folder = short_folder / "s"
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder / "d.sock"
 
 
@@ -210,7 +212,7 @@ def activator(path: Path, short_folder: Path, traced: dict[str, str]) -> Iterato
     command = [ACTIVATE, "--listen", str(path), sys.executable, "-m", "veloxquant.daemon.main", "--socket", str(path)]
     with (short_folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment(short_folder) | traced, stdout=log, stderr=log)
-    wait_for(path.exists, "systemd's socket")
+    wait_for(lambda: "Listening on" in (short_folder / "log").read_text(), "systemd's socket")
     path.chmod(0o600)  # SocketMode= in a unit; this tool has no option for it and makes 0644
     yield process
     process.kill()
@@ -233,3 +235,21 @@ def test_systemd_starts_the_daemon_when_a_client_comes(
     facts = path.lstat()
     assert (facts.st_ino, stat.S_ISSOCK(facts.st_mode)) == (inode, True)
     assert '"activated": true' in (short_folder / "log").read_text()
+
+
+@pytest.mark.skipif(not ACTIVATE, reason="systemd-socket-activate is not installed")
+def test_r09_a_managers_socket_succeeds_a_daemon_started_by_hand(
+    short_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """It takes the place of the old socket; the old daemon sees that and goes, the new one waits for it to be gone."""
+    answers: list[int] = []
+
+    def succeed(_server: Server) -> None:
+        (short_folder / "s" / "d.sock").unlink()  # as systemd does before it binds
+        activator: subprocess.Popen[bytes] = request.getfixturevalue("activator")
+        wire = Wire(short_folder / "s" / "d.sock")
+        answers.append(wire.call("ping")["pid"] - activator.pid)
+        wire.close()
+
+    assert in_process(short_folder, succeed, self_check_s=0.02) == 1
+    assert answers == [0]

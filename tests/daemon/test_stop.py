@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from daemon_kit import TINY_LLAMA, Daemon, Wire, wait_for
+from daemon_kit import TINY_LLAMA, Daemon, Wire, in_process, wait_for
 
-from veloxquant import config, errors, paths
+from veloxquant import errors, paths
 from veloxquant.daemon import peer
 from veloxquant.daemon.connection import Patience
-from veloxquant.daemon.server import Server, Timing, serve
+from veloxquant.daemon.server import LOST_DRAIN_S, Server, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,42 +131,50 @@ def test_r30_under_load_every_request_is_answered_or_closed(start: Callable[...,
     assert daemon.wait() == 0
 
 
-def in_process(folder: Path, scenario: Callable[[Server], None], **timing: Any) -> int:
-    """Run a daemon inside this process until the scenario, in a thread, has made it stop; its exit status."""
-    path = folder / "s" / "d.sock"
-    settings = config.load(env={}, flags={"socket.path": str(path), "records.watch": False})
-    failed: list[BaseException] = []
-
-    def run(server: Server, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            scenario(server)
-        except BaseException as error:  # noqa: BLE001 -- shown below, in the test's own thread
-            failed.append(error)
-            loop.call_soon_threadsafe(server.app.ask_to_stop, "SIGTERM")
-
-    def on_ready(server: Server) -> None:
-        threads.append(threading.Thread(target=run, args=(server, asyncio.get_running_loop())))
-        threads[0].start()
-
-    threads: list[threading.Thread] = []
-    status = asyncio.run(serve(settings, on_ready=on_ready, signals=False, timing=Timing(**timing)))
-    threads[0].join()
-    if failed:
-        raise failed[0]
-    return status
-
-
 def test_r09_a_socket_taken_over_is_left_to_the_other(short_folder: Path) -> None:
     """The daemon goes by itself, with a failure status, and touches nothing."""
     path = short_folder / "s" / "d.sock"
+    inodes: list[int] = []
 
     def take_over(_server: Server) -> None:
         path.unlink()
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(path))
+        inodes.append(path.lstat().st_ino)
 
     assert in_process(short_folder, take_over, self_check_s=0.02) == 1
-    assert path.exists()
+    assert path.lstat().st_ino == inodes[0]
+
+
+def test_r09_a_folder_put_in_the_place_of_ours_is_left_alone(short_folder: Path) -> None:
+    """A clean-up of the run-time folder, and somebody who made it anew."""
+    path = short_folder / "s" / "d.sock"
+
+    def replace(_server: Server) -> None:
+        path.parent.rename(short_folder / "old")
+        path.parent.mkdir(mode=0o700)
+        path.write_text("theirs")
+
+    assert in_process(short_folder, replace, self_check_s=0.02) == 1
+    assert path.read_text() == "theirs"
+
+
+def test_r09_it_looks_often_and_goes_soon(short_folder: Path) -> None:
+    """Every 5 s, a fifth of a wake-up a second; clients have 2 s then, however long the drain may be."""
+    path = short_folder / "s" / "d.sock"
+    drains: list[float] = []
+
+    def lose(server: Server) -> None:
+        drains.append(server._drain_s())
+        server.app.stop_reason = None
+        path.unlink()
+        wait_for(server.app.stopping.is_set, "the loss to be seen")
+        drains.append(server._drain_s())
+
+    assert in_process(short_folder, lose, flags={"daemon.drain_s": 60.0}, self_check_s=0.02) == 1
+    assert drains == [60.0, LOST_DRAIN_S]
+    assert LOST_DRAIN_S + 3 <= 5
+    assert 1.0 <= Timing().self_check_s <= 60.0 - 5.0
 
 
 def test_r09_a_socket_removed_ends_the_daemon(short_folder: Path) -> None:
