@@ -1,0 +1,102 @@
+"""The answers of one interpreter to fixed questions in a frozen world: `r35_answers.py REPEATS`, a digest for each.
+
+Nothing is read but the world's file and the packaged methods; MLX is not needed. Any interpreter with msgspec, pluggy,
+numpy, filelock, psutil, watchdog and tomli-w can run it: `r35_determinism.py` starts it in each it is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import platform
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+WORLD = ROOT / "bench" / "data" / "reliability" / "r35_world.json"
+sys.path.insert(0, str(ROOT))
+
+import msgspec
+
+from veloxquant.benchmarks.record_set import RecordSet
+from veloxquant.benchmarks.records import BenchmarkRecord
+from veloxquant.planner.explain import explain
+from veloxquant.planner.fit import fit
+from veloxquant.planner.plan import plan
+from veloxquant.planner.request import PlanRequest
+from veloxquant.planner.snapshot import Offer, Snapshot
+from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+
+
+def offers() -> tuple[Offer, ...]:
+    """Every variant of every method that pyproject.toml announces, without the package being installed."""
+    if importlib.util.find_spec("veloxquant_plugins") is None:
+        _name_plugins()
+    announced = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    values = announced["project"]["entry-points"]["veloxquant.methods"].values()
+    methods = [one for value in values for one in importlib.import_module(value).veloxquant_methods()]
+    methods.sort(key=lambda method: str(method.name))
+    return tuple(Offer(method, variant) for method in methods for variant in method.variants())
+
+
+def _name_plugins() -> None:
+    """The folder `plugins` is the package `veloxquant_plugins`, as pyproject.toml maps it."""
+    folder = ROOT / "plugins"
+    spec = importlib.util.spec_from_file_location(
+        "veloxquant_plugins", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["veloxquant_plugins"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def questions(world: dict[str, Any]) -> list[PlanRequest]:
+    """Each model with each workload, on each machine."""
+    models = [msgspec.convert(one, ModelProfile) for one in world["models"]]
+    workloads = [msgspec.convert(one, WorkloadProfile) for one in world["workloads"]]
+    machines = [msgspec.convert(one, HardwareProfile) for one in world["machines"]]
+    return [
+        PlanRequest(model=model, workload=workload, hardware=machine, engine_version=model.engine_version)
+        for model in models
+        for workload in workloads
+        for machine in machines
+    ]
+
+
+def snapshot(world: dict[str, Any]) -> Snapshot:
+    """The frozen world, with its records."""
+    records = RecordSet([BenchmarkRecord(**one) for one in world["records"]])
+    machine = msgspec.convert(world["machines"][0], HardwareProfile)
+    return Snapshot(hardware=machine, offers=offers(), records=records, generation=7)
+
+
+def answer(request: PlanRequest, known: Snapshot) -> bytes:
+    """A plan, its explanation and what fits, as bytes."""
+    made = plan(request, known)
+    return msgspec.json.encode([made, explain(made), fit(request, known)])
+
+
+def main(repeats: int) -> None:
+    """Ask each question in turn, `repeats` times in all; every answer to one question must be the same bytes."""
+    world = json.loads(WORLD.read_text(encoding="utf-8"))
+    known, asked = snapshot(world), questions(world)
+    digests: list[set[str]] = [set() for _ in asked]
+    for number in range(max(repeats, len(asked))):
+        at = number % len(asked)
+        digests[at].add(hashlib.sha256(answer(asked[at], known)).hexdigest())
+    told = {
+        "python": platform.python_version(),
+        "repeats": max(repeats, len(asked)),
+        "offers": len(known.offers),
+        "digests": [sorted(one) for one in digests],
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
