@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 MIN_GAP_S = 0.05
 """Between two looks: a burst of publishes is one change."""
 REST = 2.0
-"""Rest this many times as long as the last look took, so that a large directory under fire takes a third of a core."""
+"""Rest this many times the CPU time of the last look, so that a large directory under fire takes a third of a core."""
+REST_FROM_DISK = 0.5
+"""Rest this many times as long as it took, for what it waited for; a busy machine makes each look take longer."""
 
 _TOLD = 8
 """Calibrations that are not used and named one by one."""
@@ -65,6 +67,7 @@ class RecordFeed:
         self._skipped: dict[str, str] = {}
         self._read_at = time.monotonic()
         self._reading = threading.Lock()
+        self._rest_s = MIN_GAP_S
         self._watcher: Watcher | None = None
         self._looking: asyncio.Task[None] | None = None
         self._dirty = False
@@ -76,12 +79,16 @@ class RecordFeed:
     def read(self) -> bool:
         """Look at the directory; whether the records are others than before. Never raises: see `trouble`."""
         with self._reading:
+            began, cpu = time.monotonic(), time.thread_time()
             try:
                 self._read_calibrations()
                 return self._read()
             except StoreError as error:
                 self.trouble = f"the benchmark records cannot be read: {error.message}"
                 return False
+            finally:
+                spent_s, used_s = time.monotonic() - began, time.thread_time() - cpu
+                self._rest_s = max(MIN_GAP_S, REST * used_s, REST_FROM_DISK * spent_s)
 
     def start(self, state: State) -> None:
         """Watch the directory and keep the state's records up to date."""
@@ -194,13 +201,12 @@ class RecordFeed:
     async def _look(self, state: State) -> None:
         while self._dirty:
             self._dirty = False
-            began = time.monotonic()
             if await in_daemon_thread(self.read):
                 log.event("records.changed", **self.counts())
             state.use_records(self.records)
             state.use_calibrations(self.calibrations)
             state.warn("records", self.trouble)
-            await asyncio.sleep(max(MIN_GAP_S, REST * (time.monotonic() - began)))
+            await asyncio.sleep(self._rest_s)
 
 
 class _Settings(NamedTuple):
