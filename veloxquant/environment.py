@@ -60,6 +60,8 @@ _KNOWN = frozenset(
     }
 )
 _KNOWN_PREFIXES = ("LC_", "MLX_", "VELOXQUANT_", "XDG_")
+_SHORTEST = 6
+"""Letters of a value that could be a secret; shorter ones occur in any text."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -76,6 +78,17 @@ def forget_unknown() -> None:
     """
     for name in [name for name in os.environ if not _is_known(name)]:
         del os.environ[name]
+
+
+def without_secrets(text: str, env: Mapping[str, str] = os.environ) -> str:
+    """A stranger's text with the values of variables that are not kept replaced by their names.
+
+    For processes that are not ours to clean: a program that plans without a daemon has its whole environment.
+    """
+    hidden = {value: name for name, value in env.items() if len(value) >= _SHORTEST and not _is_known(name)}
+    for value in sorted(hidden, key=len, reverse=True):  # the longest first: one may be part of another
+        text = text.replace(value, f"({hidden[value]})")
+    return text
 
 
 def _is_known(name: str) -> bool:

@@ -80,6 +80,17 @@ def test_r28_a_failing_call_is_refused_and_quarantines_the_method(simple: Any, f
         method.value_bits(variant, PART)
 
 
+def test_what_a_failing_call_says_holds_no_secret_of_the_environment(
+    simple: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that plans without a daemon keeps its environment, and its plugins could tell of it."""
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    method, variant = guarded(simple, key_bits=raising(ValueError("no \x1b[2Jhf_canary")))
+    with pytest.raises(MethodRefused) as error:
+        method.key_bits(variant, PART)
+    assert error.value.message.endswith("ValueError: no \N{REPLACEMENT CHARACTER}[2J(HF_TOKEN)")
+
+
 def test_a_raising_refuses_is_an_answer(simple: Any) -> None:
     """The planner asks `refuses` first, and it never raises."""
     method, variant = guarded(simple, refuses=raising(OSError("disk")))

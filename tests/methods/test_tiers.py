@@ -37,6 +37,6 @@ def test_fixed_bytes_are_held_from_the_first_token_on(sinks: int, recent_bits: i
 @pytest.mark.parametrize("given_params", [{}, {"recent": 0, "sinks": 1}, {"group": 128, "recent_bits": 8}])
 def test_what_a_variant_does_not_say_is_the_default_of_its_parameters(given_params: dict[str, Any]) -> None:
     """The same for the planning of a variant as for a user who sets parameters."""
-    defaults = {one.name: one.default for one in parameters(96)}
-    kept = Kept.of(Variant(method="a", label="b", params=given_params), 96)._asdict()
+    defaults = {one.name: one.default for one in parameters()}
+    kept = Kept.of(Variant(method="a", label="b", params=given_params))._asdict()
     assert kept == {"group": 64, **defaults, **given_params}

@@ -114,6 +114,14 @@ def test_a_variable_is_kept_by_its_name_and_never_with_a_secrets_name(secrets: N
     assert environment.known({"LC_ALL": "C", "LC_AUTH": "x", "MLX_KEY": "x", "FOO": "x"}) == {"LC_ALL": "C"}
 
 
+def test_a_text_is_shown_without_the_values_of_what_is_not_kept(secrets: None) -> None:
+    """By the variable's name, also where one value is part of another; what is kept stays readable."""
+    env = {"HF_TOKEN": "hf_abcdef", "LONGER": "hf_abcdefgh", "SHORT": "on", "HOME": "/home/ada"}
+    said = environment.without_secrets("on hf_abcdefgh and hf_abcdef in /home/ada", env)
+    assert said == "on (LONGER) and (HF_TOKEN) in /home/ada"
+    assert CANARY not in environment.without_secrets(f"{CANARY}{CANARY}")
+
+
 _WATCHED: list[str] = []
 _WATCHING: list[bool] = []
 

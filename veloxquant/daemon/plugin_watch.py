@@ -2,14 +2,16 @@
 
 Every LOOK_S the folders and files that plugins were loaded from are looked at (some file system calls). What two looks
 in a row find changed alike is settled, no installation half way, and the plugins are loaded again: a change is in use
-within two looks. A plugin that this process cannot replace goes on as it is, with a warning that names the version a
-restart would bring (veloxquant.methods.upgrades).
+within two looks. What changes again and again (a plugin that writes into its own package) is loaded at most once in
+AGAIN_S, with a warning in between. A plugin that this process cannot replace goes on as it is, with a warning that
+names the version a restart would bring (veloxquant.methods.upgrades).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from veloxquant import local
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from veloxquant.daemon.state import State
 
 LOOK_S = 15.0
+AGAIN_S = 600.0
 
 
 class PluginWatch:
@@ -32,6 +35,7 @@ class PluginWatch:
         self._load_again = load_again
         self._seen = ""
         self._changed: tuple[str, ...] = ()
+        self._loaded_at: dict[tuple[str, ...], float] = {}
         self._told: frozenset[tuple[str, str]] = frozenset()
         state.on_change(self._tell)
 
@@ -53,10 +57,22 @@ class PluginWatch:
             return
         at_rest, self._seen = seen == self._seen, seen
         self._changed = await in_daemon_thread(loaded.changed)
-        if self._changed and at_rest:
-            log.event("plugins.changed", plugins=list(self._changed))
-            self._changed = ()
-            await self._load_again()
+        if not self._changed:
+            self._state.warn("plugins", None)
+        elif at_rest:
+            await self._use(self._changed)
+
+    async def _use(self, changed: tuple[str, ...]) -> None:
+        """Load again, unless the same has just been done."""
+        now = time.monotonic()
+        if now - self._loaded_at.get(changed, -AGAIN_S) < AGAIN_S:
+            self._state.warn("plugins", f"{', '.join(changed)} on disk, again: veloxquantctl reload uses it at once")
+            return
+        self._loaded_at = {changed: now}
+        self._changed = ()
+        log.event("plugins.changed", plugins=list(changed))
+        self._state.warn("plugins", None)
+        await self._load_again()
 
     def _tell(self, topics: frozenset[str]) -> None:
         """One line for each plugin that is fenced off, once."""

@@ -106,7 +106,8 @@ def _differing(before: World, after: World) -> tuple[str, ...]:
 
 def _methods(world: World) -> tuple[Any, ...]:
     """A method that has failed in use is another one after a reload, which gives it a new chance."""
-    return world.loaded.fingerprint, world.snapshot.quarantined, world.loaded.warnings, world.loaded.tripped()
+    loaded = world.loaded
+    return loaded.fingerprint, world.snapshot.quarantined, loaded.warnings, loaded.tripped(), loaded.foreign
 
 
 def moved(before: HardwareProfile, after: HardwareProfile) -> bool:

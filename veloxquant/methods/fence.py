@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from veloxquant import environment
 from veloxquant.errors import MethodRefused, VeloxError, quoted
 from veloxquant.methods import hookspec
 from veloxquant.methods.checks import check_returned
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from veloxquant.methods.plugin import Plugin
 
 _REASON_LIMIT = 300
+_LOOKED_AT = 2**16
 _ON_YOUR_OWN = "a plugin's methods must be importable without side effects"
 
 
@@ -55,8 +57,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def one_line(text: str, most: int = _REASON_LIMIT) -> str:
-    """A stranger's text as it may be shown: without line breaks and control characters, bounded."""
-    bounded = " ".join(text[: 4 * most].split())
+    """A stranger's text as it may be shown: without secrets, line breaks and control characters, bounded."""
+    bounded = " ".join(environment.without_secrets(text[:_LOOKED_AT])[: 4 * most].split())
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in bounded)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 

@@ -36,10 +36,10 @@ class Kept(NamedTuple):
     """16: the model's own format."""
 
     @classmethod
-    def of(cls, variant: Variant, recent: int = 64) -> Kept:
-        """What the variant says; `recent` where it says nothing of that."""
+    def of(cls, variant: Variant) -> Kept:
+        """What the variant says, defaults filled in."""
         given = {name: int(variant.params[name]) for name in cls._fields if variant.params.get(name) is not None}
-        return cls(**{"recent": recent, **given})
+        return cls(**given)
 
     @property
     def layout(self) -> Layout:
@@ -96,11 +96,11 @@ class Kept(NamedTuple):
         )
 
 
-def parameters(recent: int = 64, multiple: str = f"{UNIT}") -> list[Parameter]:
-    """Of all but the group, which a method describes itself; `recent` is the default, and a multiple of `multiple`."""
+def parameters(multiple: str = f"{UNIT}") -> list[Parameter]:
+    """Of all but the group, which a method describes itself; recent tokens are a multiple of `multiple`."""
     least = f"recent tokens that are kept at least, a multiple of {multiple}; up to a group more comes and goes"
     return [
         Parameter(name="sinks", kind="int", default=4, low=0, high=_MOST_TOKENS, help="first tokens that are kept"),
-        Parameter(name="recent", kind="int", default=recent, low=0, high=_MOST_TOKENS, help=least),
+        Parameter(name="recent", kind="int", default=64, low=0, high=_MOST_TOKENS, help=least),
         Parameter(name="recent_bits", kind="int", default=16, choices=(16, EIGHT), help="16: the model's own format"),
     ]
