@@ -1,7 +1,8 @@
 """The answers of one interpreter to fixed questions in a frozen world: `r35_answers.py REPEATS`, a digest for each.
 
 Nothing is read but the world's file and the packaged methods; MLX is not needed. Any interpreter with msgspec, pluggy,
-numpy, filelock, psutil, watchdog and tomli-w can run it: `r35_determinism.py` starts it in each it is given.
+numpy, filelock, psutil, watchdog and tomli-w can run it: `r35_determinism.py` starts it in each it is given,
+with PYTHONPATH naming this repository.
 """
 
 from __future__ import annotations
@@ -16,10 +17,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-WORLD = ROOT / "bench" / "data" / "reliability" / "r35_world.json"
-sys.path.insert(0, str(ROOT))
-
 import msgspec
 
 from veloxquant.benchmarks.record_set import RecordSet
@@ -30,6 +27,9 @@ from veloxquant.planner.plan import plan
 from veloxquant.planner.request import PlanRequest
 from veloxquant.planner.snapshot import Offer, Snapshot
 from veloxquant.profiles import HardwareProfile, ModelProfile, WorkloadProfile
+
+ROOT = Path(__file__).parents[2]
+WORLD = ROOT / "bench" / "data" / "reliability" / "r35_world.json"
 
 
 def offers() -> tuple[Offer, ...]:

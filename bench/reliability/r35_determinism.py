@@ -98,7 +98,11 @@ def told(python: str, seed: str, repeats: int) -> dict[str, Any]:
     """What one interpreter answered."""
     command = [python, "-P", "-W", "ignore", str(HERE / "r35_answers.py"), str(repeats)]
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{python} failed:\n{done.stderr[-2000:]}")
