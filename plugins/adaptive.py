@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUPS = (64, 32)
 """Along the width: values and recent tokens have the widest that fits."""
-_BUDGETS = ((4.0, 64), (3.5, 64), (3.0, 64))
-"""Bits and recent tokens."""
-_BITS_DEFAULT, _RECENT_DEFAULT = 3.5, 128
+_BUDGETS = (5.0, 4.0, 3.0)
+"""Bits. Those of 64 more recent tokens are better spent on what is packed: at 3 bits they take away 0.0022 nats for
+0.21 bits at 4,096 tokens, where as much more for packed tokens takes away 0.004."""
+_BITS_DEFAULT = 4.0
 _WIDEST, _WIDEST_VALUE = 256, 2**13
 """Numbers of a key: a byte tells a channel. Of a value: what is rotated."""
 _MOST_CLASSES = 4
@@ -45,23 +46,28 @@ _MOST_LETTERS = 220 * 2**10
 KV heads of width 128 fit."""
 
 _HARD_KL = (
-    (2.375, 128, 0.0862),
-    (2.75, 128, 0.079335),
-    (3.0, 128, 0.014709),
-    (3.5, 192, 0.005398),
-    (4.0, 192, 0.002312),
-    (5.0, 192, 0.000972),
+    (2.375, 0.111),
+    (2.75, 0.092984),
+    (3.0, 0.009861),
+    (3.5, 0.003069),
+    (4.0, 0.001297),
+    (5.0, 0.0003135),
+    (6.0, 0.0000733),
 )
-"""Mean KL in nats a token in the hard case of veloxquant.methods.priors, by stored bits a packed number and recent
-tokens, those in 8 bits, with 4 sinks and bits by a calibration of that model; really packed (bench/quality.py), but for
-the first, 2 bits for all, which was simulated."""
-_RUN = frozenset((bits, recent, EIGHT) for bits, recent, _ in _HARD_KL[1:])
-_MORE_RECENT = 1.25
-"""What 64 more recent tokens divide the KL by, up to 256, and 64 fewer multiply it by: simulated, 0.00131 with 192 at
-3.683 bits and 0.00123 with 256 at 3.6, where 0.0017 and 0.0019 are expected with 128."""
+"""Mean KL in nats a token in the hard case of veloxquant.methods.priors, by stored bits a packed number, with 4 sinks,
+64 recent tokens in the model's format and bits by a calibration of that model; really packed (bench/quality.py), but
+for the first, 2 bits for all, which was simulated."""
+_RUN = frozenset(bits for bits, _ in _HARD_KL[1:])
+_MORE_RECENT = 1.29
+"""What 64 more recent tokens divide the KL by, up to 256, by the same bench: at 3, 3.5 and 4 bits 1.29, 1.34, 1.25 from
+64 to 128 and 1.25, 1.26, 1.34 from 128 to 192."""
+_NOTHING_RECENT = 3.1
+"""What keeping none multiplies it by: 0.0303 at 3 bits."""
+_RECENT_IN_EIGHT = 0.0004
+"""What recent tokens of 8 bits add: 0.0004 at 3 and at 3.5 bits."""
 _NO_SINKS = 2.0
 """No sinks double the KL there; one does as well as four."""
-_BETWEEN = "SmolLM2-135M at 4,096 tokens, between budgets really packed with recent tokens in 8 bits (upper end)"
+_BETWEEN = "SmolLM2-135M at 4,096 tokens, between really packed budgets (bench/quality.py; upper end)"
 
 _STEP_ARRAYS = 8
 """Arrays of the scores of one query, there at once, as counted with MLX's allocator: classes' products are summed."""
@@ -109,10 +115,7 @@ class Adaptive(Method):
 
     def variants(self) -> Sequence[Variant]:
         """One for each budget worth planning with."""
-        return [
-            Variant(method=self.name, label=f"adaptive-{bits:g}", params={"bits": bits, "recent": recent})
-            for bits, recent in _BUDGETS
-        ]
+        return [Variant(method=self.name, label=f"{self.name}-{bits:g}", params={"bits": bits}) for bits in _BUDGETS]
 
     def parameters(self) -> Sequence[Parameter]:
         """The budget, what is kept besides, and what a layer gets of the budget."""
@@ -122,7 +125,7 @@ class Adaptive(Method):
                 name="bits", kind="float", default=_BITS_DEFAULT, low=2.5, high=9.0, help="stored bits a packed number"
             ),
             Parameter(name="group", kind="int", default=64, choices=(32, 64, 128), help="tokens of a group of keys"),
-            *parameters(_RECENT_DEFAULT, "the group"),
+            *parameters(multiple="the group"),
             Parameter(name="keys", kind="str", help=f"bits of each class of key channels {own}"),
             Parameter(name="values", kind="str", help=f"bits of each KV head's values {own}"),
             Parameter(name="order", kind="str", help="the class of each head's channels, base64"),
@@ -202,9 +205,9 @@ class Adaptive(Method):
     def quality_prior(self, variant: Variant) -> QualityPrior:
         """A range from a large model to a small one, with a middle that fits some 3 billion parameters."""
         chosen = _chosen(variant)
-        hard = _hard_kl(chosen.bits, chosen.kept.recent) * (1 if chosen.kept.sinks else _NO_SINKS)
-        run = (chosen.bits, chosen.kept.recent, chosen.kept.recent_bits) in _RUN and chosen.kept.sinks == Kept().sinks
-        return from_hard_case(hard, REALLY_PACKED if run else _BETWEEN)
+        hard = _hard_kl(chosen.bits) * _of_recent(chosen.kept.recent) * (1 if chosen.kept.sinks else _NO_SINKS)
+        run = chosen.bits in _RUN and chosen.kept == Kept()
+        return from_hard_case(hard + chosen.kept.in_eight * _RECENT_IN_EIGHT, REALLY_PACKED if run else _BETWEEN)
 
     def build(self, layer: LayerSpec, variant: Variant) -> Any:
         """A fresh TieredKVCache. Raises MethodRefused where the layer has no bits yet."""
@@ -268,7 +271,7 @@ def _chosen(variant: Variant) -> _Set:
     given = variant.params
     return _Set(
         bits=float(given.get("bits") or _BITS_DEFAULT),
-        kept=Kept.of(variant, _RECENT_DEFAULT),
+        kept=Kept.of(variant),
         keys=_each(given.get("keys")),
         values=_each(given.get("values")),
         order=str(given.get("order") or ""),
@@ -341,15 +344,21 @@ def _written(order: Sequence[Sequence[int]], classes: int) -> str:
     return base64.b64encode(bytes(a | b << 2 | c << 4 | d << 6 for a, b, c, d in fours)).decode()
 
 
-def _hard_kl(bits: float, recent: int) -> float:
+def _hard_kl(bits: float) -> float:
     """Between the figures of the table on straight lines of log KL; beyond its ends those of the ends."""
-    table = [(at, float(kl * _MORE_RECENT ** ((had - min(recent, 256)) / 64))) for at, had, kl in _HARD_KL]
-    if bits <= table[0][0]:
-        return table[0][1]
-    for (low, above), (high, below) in itertools.pairwise(table):
+    if bits <= _HARD_KL[0][0]:
+        return _HARD_KL[0][1]
+    for (low, above), (high, below) in itertools.pairwise(_HARD_KL):
         if bits <= high:
             return float(above * (below / above) ** ((bits - low) / (high - low)))
-    return table[-1][1]
+    return _HARD_KL[-1][1]
+
+
+def _of_recent(tokens: int) -> float:
+    """What so many recent tokens multiply the KL by."""
+    if not tokens:
+        return _NOTHING_RECENT
+    return float(_MORE_RECENT ** ((Kept().recent - min(tokens, 256)) / 64))
 
 
 def _not_calibrated(why: str) -> MethodRefused:

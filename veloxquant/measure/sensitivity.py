@@ -45,7 +45,7 @@ DRAWS = 4
 """Labels drawn for each token: with 512 tokens 2,048 squares in a mean."""
 LEAST_TOKENS = 256
 """Of which some must be packed by then."""
-SINKS, RECENT, GROUP = 4, 128, 64
+SINKS, RECENT, GROUP = 4, 64, 64
 """Tiers of the caches that are calibrated for (plugins/adaptive.py)."""
 CLASSES = 4
 """Of channels. KL of SmolLM2-135M at 3.0, 3.5, 4.0 resident bits, simulated: two classes 0.024, 0.0042, 0.0017; four
