@@ -77,6 +77,13 @@ def test_an_older_log_is_made_private(file: Path) -> None:
     assert file.read_text() == "before\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_place_where_no_folder_can_be_made_is_refused() -> None:
+    """A wrong path in the configuration does not look like a passing trouble of the disk."""
+    with pytest.raises(ConfigInvalid):
+        LogFile(paths.Path("/proc/nope/daemon.log"))
+
+
 def make_link(path: Path) -> None:
     """A link to something precious."""
     path.with_name("precious").write_text("precious")

@@ -26,8 +26,19 @@ FILE_BYTES = 5 * 2**20
 FILE_COUNT = 3
 """The current file and two older ones: at most 15 MiB on disk."""
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_WRONG_PATH = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL)
-"""What waiting does not heal: a folder, a link, a pipe where the log should be."""
+_WRONG_PATH = frozenset(
+    {
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ENOENT,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENXIO,
+        errno.EINVAL,
+    }
+)
+"""What waiting does not heal: a folder, a link, a pipe where the log should be, a place where no folder can be made."""
 
 _AT_THE_PATH = {
     errno.ELOOP: "it is a symbolic link",
