@@ -46,17 +46,22 @@ def observe(path: Path, pid: int, sockets: set[tuple[int, int]]) -> Counter[str]
     seen: Counter[str] = Counter()
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
         for _ in range(200):
-            for place in (path.parent, path):
-                try:
-                    facts = os.lstat(place)
-                except FileNotFoundError:
-                    continue
-                mode = facts.st_mode
-                if stat.S_ISSOCK(mode):
-                    sockets.add((facts.st_ino, facts.st_ctime_ns))
-                kind = "socket" if stat.S_ISSOCK(mode) else "folder" if stat.S_ISDIR(mode) else "other"
-                seen[f"{kind} {stat.S_IMODE(mode):04o}"] += 1
+            seen.update(_look(path.parent, sockets))
+            seen.update(_look(path, sockets))
     return seen
+
+
+def _look(place: Path, sockets: set[tuple[int, int]]) -> tuple[str, ...]:
+    """What is there, with its mode; nothing when there is nothing."""
+    try:
+        facts = os.lstat(place)
+    except FileNotFoundError:
+        return ()
+    mode = facts.st_mode
+    if stat.S_ISSOCK(mode):
+        sockets.add((facts.st_ino, facts.st_ctime_ns))
+    kind = "socket" if stat.S_ISSOCK(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+    return (f"{kind} {stat.S_IMODE(mode):04o}",)
 
 
 def main() -> int:
