@@ -234,6 +234,23 @@ def test_r38_a_flood_stays_below_20_mb(short_folder: Path, file: Path, monkeypat
     assert last["number"] == 5_999
 
 
+@pytest.mark.parametrize("turned_off", [True, False])
+def test_r38_a_stderr_that_is_all_there_is_stays_bounded(
+    short_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch, *, turned_off: bool
+) -> None:
+    """Whether the log is turned off or cannot be written: 4 MiB in a plain file, below 20 MB with older logs."""
+    monkeypatch.setattr(log, "BURST", 10**9)
+    file.parent.mkdir()
+    file.mkdir()  # what is there can never be a log
+    kept = short_folder / "stderr"
+    with kept.open("w") as stream:
+        log.start("info", None if turned_off else file, stream=stream, strict=False)
+        for number in range(2_000):
+            log.event("flood", number=number, text="x" * 4000)
+    assert 4 * 2**20 <= kept.stat().st_size <= 4 * 2**20 + 4200
+    assert kept.stat().st_size + 3 * 5 * 2**20 < 20e6
+
+
 def test_stderr_gets_what_the_file_cannot_take(short_folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its bound, too: while lines are lost in the file, stderr is all there is."""
     monkeypatch.setattr(log, "STDERR_BYTES", 10)

@@ -2,8 +2,8 @@
 
 Every line has `ts` (UTC), `level`, `event` (a stable dotted name) and the event's own fields. Request bodies are never
 logged. Lines of one event that come thick are thinned, so that a stuck client cannot fill a disk; texts are cut, so
-that no line is long. They go to stderr and to the log file (log_file.py), which is bounded; a stderr that leads to a
-plain file, as launchd's does, is left alone once that file has STDERR_BYTES.
+that no line is long. They go to stderr and to the log file (log_file.py), which is bounded; so is a stderr that leads
+to a plain file, as launchd's does, where nothing rotates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STDERR_BYTES = 2 * 2**20
-"""With the log's own 15 MiB this stays below 20 MB, whatever happens for however long."""
+"""What a stderr that is a plain file may hold while the log file takes the same lines."""
+STDERR_ALONE_BYTES = 4 * 2**20
+"""The same while it is all there is. With the log's own 15 MiB it stays below 20 MB, however long the daemon runs."""
 TEXT_LETTERS = 4096
 TRACEBACK_LETTERS = 16384
 """The end of a traceback says what failed; the middle of a deep one repeats itself."""
@@ -59,8 +61,8 @@ def start(lowest: str, file: Path | None = None, stream: TextIO | None = None, *
     _attach(shown, _ForPeople() if out.isatty() else _AsJson(), thinning)
     level(lowest)
     _log.propagate = False
+    shown.addFilter(_Brief(out, kept))
     if kept is not None:
-        shown.addFilter(_Brief(out, kept))
         _attach(kept, _AsJson(), thinning)
         if kept.trouble is not None:
             _on_trouble(kept.trouble)
@@ -114,22 +116,21 @@ def _attach(handler: logging.Handler, form: logging.Formatter, thinning: logging
 
 
 class _Brief(logging.Filter):
-    """Nothing more to a stderr that is a plain file of STDERR_BYTES, while the log file has the line."""
+    """Nothing more to a stderr that is a plain file and has grown large, sooner where the log file has the line."""
 
-    def __init__(self, stream: TextIO, kept: LogFile) -> None:
+    def __init__(self, stream: TextIO, kept: LogFile | None) -> None:
         super().__init__()
         self._stream = stream
         self._kept = kept
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this line is written."""
-        if self._kept.trouble is not None:
-            return True
         try:
             facts = os.fstat(self._stream.fileno())
         except (OSError, ValueError):  # no descriptor behind it
             return True
-        return not stat.S_ISREG(facts.st_mode) or facts.st_size < STDERR_BYTES
+        alone = self._kept is None or self._kept.trouble is not None
+        return not stat.S_ISREG(facts.st_mode) or facts.st_size < (STDERR_ALONE_BYTES if alone else STDERR_BYTES)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
