@@ -168,6 +168,17 @@ def test_a_socket_that_was_given_is_an_argument(tool: Callable[[str], Path]) -> 
     assert order("x", SOCKET, env, named=named, activation=True).activated == SOCKET
 
 
+def test_a_socket_in_a_folder_that_is_open_is_refused_before_anything(tool: Callable[[str], Path]) -> None:
+    """The daemon would end at once, and the manager would start it again and again."""
+    named = tool("open/veloxquantd")
+    named.parent.chmod(0o755)
+    with pytest.raises(ServiceRefused, match=r"not yours alone \(mode 0755\)") as caught:
+        order("x", named.parent / "d.sock", {}, named=str(named))
+    assert "chmod 700" in caught.value.hint
+    named.parent.chmod(0o700)
+    assert order("x", named.parent / "d.sock", {}, named=str(named), activation=True).activated is not None
+
+
 def test_a_daemon_that_the_manager_did_not_start_is_not_fought() -> None:
     """Two cannot serve one socket: launchd would start its own every 10 s, and systemd would take the socket."""
     state = State("launchd", "t", None, loaded=True, running=True, pid=7)

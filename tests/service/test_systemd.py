@@ -9,7 +9,7 @@ import pytest
 from service_kit import PROGRAM, tree
 
 from veloxquant.errors import ServiceFailed, ServiceRefused, ServiceUnavailable
-from veloxquant.service import find
+from veloxquant.service import files, find
 from veloxquant.service.values import SOCKET_UNIT, UNIT, Order
 
 if TYPE_CHECKING:
@@ -140,6 +140,31 @@ def test_a_link_is_refused_and_left(linux: Linux, tmp_path: Path) -> None:
     assert kept.exists()
 
 
+def test_a_masked_unit_is_refused(linux: Linux) -> None:
+    """`systemctl mask` is a wish, too; the way back is named."""
+    linux.folder.mkdir(parents=True)
+    (linux.folder / UNIT).symlink_to(os.devnull)
+    with pytest.raises(ServiceRefused, match=f"{UNIT} is masked") as caught:
+        linux.agent().install(ORDER)
+    assert caught.value.hint == f"systemctl --user unmask {UNIT}"
+
+
+def test_what_another_install_did_meanwhile_is_seen(linux: Linux, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is asked for while the folder's lock is held: who waited for it meets a changed world."""
+    linux.agent().install(linux.activated)
+    exclusively = files.exclusively
+
+    def after_another(folder: Path) -> Any:
+        monkeypatch.setattr(files, "exclusively", exclusively)
+        linux.agent().install(ORDER)
+        linux.changes()
+        return exclusively(folder)
+
+    monkeypatch.setattr(files, "exclusively", after_another)
+    linux.agent().install(Order(("/new/veloxquantd",)))
+    assert linux.changes() == [f"stop {UNIT}", "daemon-reload", f"start {UNIT}"]
+
+
 def test_others_files_stay(linux: Linux) -> None:
     """Drop-ins, units of others and their links are no residue of ours."""
     linux.agent().install(linux.activated)
@@ -261,7 +286,7 @@ def test_without_a_user_manager_nothing_is_written(linux: Linux, words: str, mon
         linux.agent().install(ORDER)
     assert words in caught.value.message
     assert "container" in caught.value.hint
-    assert tree(linux.home) == {}
+    assert not linux.home.exists()
 
 
 @pytest.mark.parametrize(

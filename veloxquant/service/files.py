@@ -53,6 +53,8 @@ def same(path: Path, content: bytes) -> bool:
 
 def refuse_link(path: Path) -> None:
     """Raises ServiceRefused for a symbolic link: whoever made it looks after the file, and we would replace it."""
+    if path.is_symlink() and path.readlink() == Path(os.devnull):
+        raise ServiceRefused(f"{path.name} is masked", hint=f"systemctl --user unmask {path.name}")
     if path.is_symlink():
         raise ServiceRefused(
             f"{path} is a symbolic link to {path.readlink()}",
@@ -109,6 +111,20 @@ def remove(path: Path) -> bool:
         ) from None
     _sync(path.parent)
     return True
+
+
+def refuse_open_folder(socket_path: Path) -> None:
+    """Raises ServiceRefused for a socket in a folder that others may look into: the daemon would not serve there."""
+    try:
+        facts = socket_path.parent.stat()
+    except OSError:
+        return  # it is made, private, by whoever opens the socket
+    if facts.st_mode & 0o077 or facts.st_uid != os.geteuid():
+        raise ServiceRefused(
+            f"the socket's folder {socket_path.parent} is not yours alone (mode {stat.S_IMODE(facts.st_mode):04o})",
+            hint=f"chmod 700 '{socket_path.parent}', or name a socket in a folder of its own",
+            field="socket.path",
+        )
 
 
 def private_folder(folder: Path) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_TRIES = 40
 """10 s at a quarter each: launchd was seen to refuse a label for 5 s after it had let go of it."""
-_START_POLLS = 20
+_START_POLLS = 80
+"""20 s: the old process may drain, and launchd may wait out the rest of ThrottleInterval."""
 
 
 class LaunchdAgent:
@@ -46,10 +47,10 @@ class LaunchdAgent:
 
     def install(self, order: Order) -> Done:
         """Write the file if it differs and load it unless it is loaded as it is. Raises ServiceError."""
-        content = plist.render(order, self.crash_log)
+        content, domain = plist.render(order, self.crash_log), self._domain()
         with files.exclusively(self.path.parent):
             self._refuse_foreign()
-            domain, jobs = self._domain(), self._jobs()
+            jobs = self._jobs()
             if files.same(self.path, content) and self._current(jobs, domain, order.program):
                 return self._awake(jobs[0])
             if order.activated is not None:
@@ -216,7 +217,7 @@ class LaunchdAgent:
             )
 
     def _started(self, other_than: int | None = None) -> Done:
-        """Wait for a process, for 5 s. Raises ServiceFailed when there is none."""
+        """Wait for a process. Raises ServiceFailed when there is none."""
         job = None
         for _ in range(_START_POLLS):
             job = next(iter(self._jobs()), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.errors import InvalidParams
-from veloxquant.service import program
+from veloxquant.service import files, program
 from veloxquant.service.values import Order
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def order(
     A socket that is given goes into the arguments, since the agent sees neither; one from the configuration or by
     default the daemon finds by itself. Raises ServiceRefused, InvalidParams.
     """
+    files.refuse_open_folder(socket)
     found = program.find(named, started_as, env)
     program.check(found)
     words = (found, "--socket", str(socket)) if socket_given or _SOCKET in variables else (found,)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from veloxquant.errors import ServiceFailed, ServiceUnavailable
+from veloxquant.service.values import UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,9 +50,8 @@ class Systemctl:
             return
         if any(sign in answer.err for sign in _NO_MANAGER):
             raise self._no_manager(answer.words)
-        line = self.command.line(verb, *units)
         raise ServiceFailed(
-            f"{line}: {answer.words}", hint=f"journalctl --user -u {units[0] if units else 'init.scope'} -n 20"
+            f"{self.command.line(verb, *units)}: {answer.words}", hint=f"journalctl --user -u {UNIT} -n 20"
         )
 
     def start(self, *units: str) -> None:

@@ -47,9 +47,10 @@ class SystemdAgent:
     def install(self, order: Order) -> Done:
         """Write the units that differ and load them unless they are loaded as they are. Raises ServiceError."""
         texts = unit_file.render(order, self.runtime)
-        before = {unit: self.systemctl.properties(unit) for unit in _UNITS}
+        self._facts()  # a manager that is not there is found before anything is made
         with files.exclusively(self.folder):
             self._refuse_foreign()
+            before = self._facts()
             if not self._written(texts) or _to_reload(before):
                 self._replace(texts, before)
                 self.systemctl.change("daemon-reload")
@@ -60,11 +61,11 @@ class SystemdAgent:
 
     def uninstall(self) -> Done:
         """Stop, disable and remove what `install` led to, and nothing else. Raises ServiceError."""
-        before = {unit: self.systemctl.properties(unit) for unit in _UNITS}
-        if not self.folder.is_dir() and not any(map(_known, before.values())):
+        if not self.folder.is_dir() and not any(map(_known, self._facts().values())):
             return self._done(changed=False, summary="nothing was installed")
         with files.exclusively(self.folder):
             self._refuse_foreign()
+            before = self._facts()
             present = [unit for unit in _UNITS if (self.folder / unit).exists()]
             self._stop(before)
             if present:
@@ -92,7 +93,7 @@ class SystemdAgent:
 
     def stop(self) -> Done:
         """Stop the service, and the socket, which would start it at the next call. Raises ServiceError."""
-        if not self._stop({unit: self.systemctl.properties(unit) for unit in _UNITS}):
+        if not self._stop(self._facts()):
             return self._done(changed=False, summary="it does not run")
         return self._done(changed=True, summary="stopped until the next login, or: veloxquantctl service start")
 
@@ -120,6 +121,10 @@ class SystemdAgent:
             listening=_active(listening),
             warnings=tuple(_warnings(installed, facts, listening)),
         )
+
+    def _facts(self) -> dict[str, dict[str, str]]:
+        """What systemd knows of both units. Raises ServiceUnavailable."""
+        return {unit: self.systemctl.properties(unit) for unit in _UNITS}
 
     def _written(self, texts: Mapping[str, bytes]) -> bool:
         """The files are what they would be written to, and there is no other."""
@@ -159,7 +164,7 @@ class SystemdAgent:
         return bool(busy)
 
     def _reload_if_stale(self) -> None:
-        if _to_reload({unit: self.systemctl.properties(unit) for unit in _UNITS}):
+        if _to_reload(self._facts()):
             self.systemctl.change("daemon-reload")
 
     def _dangling(self) -> list[Path]:
