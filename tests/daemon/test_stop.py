@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -182,6 +183,28 @@ def test_r09_a_socket_removed_ends_the_daemon(short_folder: Path) -> None:
     path = short_folder / "s" / "d.sock"
     assert in_process(short_folder, lambda _server: path.unlink(), self_check_s=0.02) == 1
     assert paths.lock_path(path).exists()
+
+
+def test_a_socket_that_cannot_be_touched_is_no_reason_to_go(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is renewed for those who clean temporary folders; a disk that is read-only by now says no."""
+    asked: list[object] = []
+
+    def refuse(path: object) -> None:
+        asked.append(path)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def look_twice(_server: Server) -> None:
+        wait_for(lambda: len(asked) > 1, "two attempts")
+        wire = Wire(short_folder / "s" / "d.sock")
+        wire.call("shutdown")
+        wire.close()
+
+    monkeypatch.setattr("veloxquant.daemon.server.TOUCH_S", -1.0)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert in_process(short_folder, look_twice, self_check_s=0.02) == 0
+    assert set(asked) == {short_folder / "s" / "d.sock"}
 
 
 def test_r08_another_user_gets_not_one_byte(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

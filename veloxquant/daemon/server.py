@@ -129,8 +129,8 @@ class Server:
             took_ms=round((time.monotonic() - began) * 1000),
         )
         lifecycle.notify_manager("READY=1")
-        if signals:
-            self._loop.call_soon(lean.settle)
+        if signals:  # a process of our own
+            lean.settle()
         if on_ready is not None:
             on_ready(self)
         try:
@@ -229,7 +229,8 @@ class Server:
             if time.monotonic() - self._touched_at > TOUCH_S:
                 # macOS removes what was not touched for days from its temporary folders.
                 self._touched_at = time.monotonic()
-                os.utime(self._listener.path)
+                with contextlib.suppress(OSError):  # a disk that has become read-only removes nothing either
+                    os.utime(self._listener.path)
 
     @staticmethod
     def _tidy(was_busy: bool, answered: int) -> bool:
