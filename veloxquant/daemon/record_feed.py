@@ -149,6 +149,8 @@ class RecordFeed:
             found += [] if self._stored.trouble is None else [self._stored.trouble]
         if self._watcher is not None and (problem := self._watcher.problem()) is not None:
             found.append(f"changes of benchmark records are found by a look each 10 s only: {problem}")
+        if self._database is not None and (behind := self._database.index_problem) is not None:
+            found.append(f"index.json is behind the benchmark records, which are all used: {behind}")
         return tuple(found)
 
     def page(self, params: RecordsParams, generation: int) -> RecordPage:
