@@ -263,6 +263,25 @@ def test_r29_fifty_plugins_are_tried_out_by_one_process(plugin_module: Any, monk
     assert len(started) == 1
 
 
+def test_r29_one_of_many_that_ends_the_process_costs_its_neighbours_nothing(plugin_module: Any) -> None:
+    """Those after it in the same process are tried out in another, and it is asked again alone."""
+    sources = [HEAD.replace("mine", f"m{at}") + HOOK for at in range(20)]
+    for at in (0, 4, 5, 19):
+        sources[at] = f"import os\nos._exit({at})"
+    verdicts = examine([plugin_module(f"vqexit{at}", source) for at, source in enumerate(sources)], LIMITS)
+    assert [verdict.ok for verdict in verdicts] == [at not in (0, 4, 5, 19) for at in range(20)]
+    assert "exit status 19" in verdicts[19].reason
+
+
+def test_r29_a_plugin_is_not_blamed_for_what_another_left(plugin_module: Any) -> None:
+    """One that passes and arms a clock ends its neighbour, which passes alone."""
+    sources = [HEAD.replace("mine", f"m{at}") + HOOK for at in range(20)]
+    sources[2] += "import faulthandler\nfaulthandler.dump_traceback_later(0.05, exit=True)\n"
+    sources[3] += "import time\ntime.sleep(0.3)\n"
+    verdicts = examine([plugin_module(f"vqclock{at}", source) for at, source in enumerate(sources)], LIMITS)
+    assert [verdict.ok for verdict in verdicts] == [True] * 20
+
+
 def test_a_module_that_does_not_exist_is_a_failed_import() -> None:
     """An entry point left behind by an uninstalled package."""
     (verdict,) = examine([Plugin("gone", "gone", "vq_no_such_module")], LIMITS)

@@ -1,7 +1,7 @@
-"""The helper process of `probe`: forks one child for each plugin, watches it, and says what became of it.
+"""The helper process of `probe`: forks children that load plugins, watches them, and says what became of each.
 
-Reads a job as JSON from standard input and writes a list of verdicts to standard output. It has one thread and has
-imported neither mlx nor anything else that minds a fork.
+Where there are many, a child takes several in turn. Reads a job as JSON from standard input and writes a list of
+verdicts to standard output. It has one thread and has imported neither mlx nor anything else that minds a fork.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from veloxquant.methods.plugin import Plugin
 from veloxquant.methods.probe import Limits
 
 AT_ONCE = 4
+FEW, TOGETHER = 16, 8
+"""Up to FEW plugins have a process each; of more, TOGETHER share one while nothing is wrong with any of them."""
 _TICK_S = 0.02
 _CHUNK = 64 * 1024
 _TOO_SLOW = {
@@ -33,6 +35,8 @@ _TOO_SLOW = {
     "hook": "its hook took",
     "check": "its planning functions took",
 }
+_Numbered = tuple[int, Plugin]
+"""A plugin and its place in the job."""
 _STAGES = tuple(_TOO_SLOW)
 _DURING = {"import": "while it was imported", "hook": "in its hook", "check": "in its planning functions"}
 _HEAVY = ("mlx", "mlx_lm", "transformers", "torch")
@@ -47,19 +51,22 @@ MEMORY_BYTES = 2**30
 
 @dataclass
 class _Child:
-    """One plugin being tried out: what it has said so far and until when the present stage may last."""
+    """A process that tries out plugins one after another: which is under way, and until when its stage may last."""
 
-    index: int
+    group: list[_Numbered]
     pid: int
     messages: int
     output: int
-    started: float
     deadline: float
+    began: float
+    at: int = 0
     stage: str = "import"
     text: bytes = b""
     output_bytes: int = 0
-    answer: dict[str, Any] | None = None
     status: int | None = None
+    done: bool = False
+    """Nothing more is wanted of it."""
+    verdicts: dict[int, dict[str, Any]] = field(default_factory=dict)
     open_ends: set[int] = field(default_factory=set)
 
 
@@ -73,20 +80,21 @@ def main() -> None:
 
 
 def _examine_all(plugins: list[Plugin], limits: Limits) -> dict[int, dict[str, Any]]:
-    waiting, running = list(enumerate(plugins)), list[_Child]()
+    waiting, running = _groups(list(enumerate(plugins))), list[_Child]()
     verdicts: dict[int, dict[str, Any]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
-                running.append(_start(*waiting.pop(0), limits))
+                running.append(_start(waiting.pop(0), limits))
             _listen(running, limits)
-            judged = [(child, verdict) for child in running if (verdict := _judge(child, limits)) is not None]
-            for child, verdict in judged:
+            for child in running:
+                _judge(child, limits)
+            for child in [child for child in running if child.done]:
                 running.remove(child)
                 _end(child)
-                verdicts[child.index] = {**verdict, "took_s": time.monotonic() - child.started}
-            if judged:
-                orphans.end(known={child.pid for child in running})
+                orphans.end(known={other.pid for other in running})
+                verdicts |= child.verdicts
+                waiting[:0] = _left_over(child)
     finally:
         for child in running:
             _end(child)
@@ -94,33 +102,54 @@ def _examine_all(plugins: list[Plugin], limits: Limits) -> dict[int, dict[str, A
     return verdicts
 
 
-def _start(index: int, plugin: Plugin, limits: Limits) -> _Child:
+def _groups(plugins: list[_Numbered]) -> list[list[_Numbered]]:
+    """Few plugins have a process each; many share one with some others, since starting one costs more than a plugin."""
+    size = 1 if len(plugins) <= FEW else TOGETHER
+    return [plugins[at : at + size] for at in range(0, len(plugins), size)]
+
+
+def _left_over(child: _Child) -> list[list[_Numbered]]:
+    """Those the process did not come to. One it ended with has another try alone: another's deed may be to blame."""
+    rest = [child.group[child.at :]] if child.at < len(child.group) else []
+    last = child.group[child.at - 1]
+    again = child.verdicts[last[0]].pop("again", False)
+    if again and child.at > 1:
+        del child.verdicts[last[0]]
+        return [[last], *rest]
+    return rest
+
+
+def _start(group: list[_Numbered], limits: Limits) -> _Child:
     messages, messages_in = os.pipe()
     output, output_in = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_the_child(plugin, messages_in, output_in, limits)
+        _be_the_child(group, messages_in, output_in, limits)
     os.close(messages_in)
     os.close(output_in)
     for end in (messages, output):
         os.set_blocking(end, False)
     now = time.monotonic()
-    return _Child(index, pid, messages, output, now, now + limits.import_s, open_ends={messages, output})
+    return _Child(group, pid, messages, output, now + limits.import_s, now, open_ends={messages, output})
 
 
-def _be_the_child(plugin: Plugin, messages: int, output: int, limits: Limits) -> NoReturn:
-    """Load the plugin with its streams in our hands, report, and end without running its exit handlers."""
+def _be_the_child(group: list[_Numbered], messages: int, output: int, limits: Limits) -> NoReturn:
+    """Load plugins with their streams in our hands, report, and end without running their exit handlers."""
     try:
         os.setsid()  # a group of its own, so that what it starts ends with it
         orphans.adopt()
         _limit_memory()
         longest = limits.import_s + limits.hook_s + limits.check_s
-        signal.alarm(math.ceil(longest) + 5)  # in case the helper is killed and nobody ends us
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-        _say(messages, _load(plugin, messages))
+        for _, plugin in group:
+            signal.alarm(math.ceil(longest) + 5)  # in case the helper is killed and nobody ends us
+            verdict = _load(plugin, messages)
+            _say(messages, verdict)
+            if not verdict["ok"]:
+                break  # what it left behind may be anything
     finally:
         os._exit(0)
 
@@ -203,13 +232,25 @@ def _read(child: _Child, end: int, limits: Limits) -> None:
 def _take_messages(child: _Child, limits: Limits) -> None:
     *lines, child.text = child.text.split(b"\n")
     for line in lines:
+        if child.done:  # the first word stands
+            return
         stage, answer = _message(line)
-        if stage is not None:
-            if _STAGES.index(stage) > _STAGES.index(child.stage):  # a stage said twice gives no more time
-                child.stage = stage
-                child.deadline = time.monotonic() + _seconds(limits, stage)
-        else:
-            child.answer = child.answer or answer  # the first word stands
+        if stage is None:
+            _drain(child, limits)
+            _conclude(child, answer if child.output_bytes <= limits.output_bytes else _flood(child, limits), limits)
+        elif _STAGES.index(stage) > _STAGES.index(child.stage):  # a stage said twice gives no more time
+            child.stage = stage
+            child.deadline = time.monotonic() + _seconds(limits, stage)
+
+
+def _conclude(child: _Child, verdict: dict[str, Any], limits: Limits) -> None:
+    """The verdict of the plugin under way, and on to the next one; a bad one ends the process."""
+    now = time.monotonic()
+    child.verdicts[child.group[child.at][0]] = {**verdict, "took_s": now - child.began}
+    child.at += 1
+    child.done = not verdict["ok"] or child.at == len(child.group)
+    child.stage, child.output_bytes = "import", 0
+    child.began, child.deadline = now, now + limits.import_s
 
 
 def _message(line: bytes) -> tuple[str | None, dict[str, Any]]:
@@ -219,24 +260,29 @@ def _message(line: bytes) -> tuple[str | None, dict[str, Any]]:
         if message.get("stage") in _DURING:
             return message["stage"], {}
         if isinstance(message.get("ok"), bool) and isinstance(message.get("reason"), str):
-            return None, {"ok": message["ok"], "reason": message["reason"]}
+            again = {} if message["ok"] else {"again": True}
+            return None, {"ok": message["ok"], "reason": message["reason"], **again}
     return None, _no("it wrote into the pipe that reports on it")
 
 
-def _judge(child: _Child, limits: Limits) -> dict[str, Any] | None:
-    """A verdict, or None while the child is still at work."""
+def _judge(child: _Child, limits: Limits) -> None:
+    """See whether the child's present plugin is past a limit, or has ended the process."""
     ended = child.status is not None and child.messages not in child.open_ends
-    if child.answer is not None or ended:
+    if ended and not child.done:
         _drain(child, limits)
+    if child.done:
+        return
     if child.output_bytes > limits.output_bytes:
-        return _no(f"it wrote more than {limits.output_bytes // 1024} KiB to its output {_DURING[child.stage]}")
-    if child.answer is not None:
-        return child.answer
-    if ended:
-        return _no(f"it ended the process ({_how(child.status)}) {_DURING[child.stage]}")
-    if time.monotonic() > child.deadline:
-        return _no(f"{_TOO_SLOW[child.stage]} longer than {_seconds(limits, child.stage):g} s")
-    return None
+        _conclude(child, _flood(child, limits), limits)
+    elif ended:
+        _conclude(child, _no(f"it ended the process ({_how(child.status)}) {_DURING[child.stage]}"), limits)
+    elif time.monotonic() > child.deadline:
+        slow = f"{_TOO_SLOW[child.stage]} longer than {_seconds(limits, child.stage):g} s"
+        _conclude(child, {"ok": False, "reason": slow}, limits)
+
+
+def _flood(child: _Child, limits: Limits) -> dict[str, Any]:
+    return _no(f"it wrote more than {limits.output_bytes // 1024} KiB to its output {_DURING[child.stage]}")
 
 
 def _seconds(limits: Limits, stage: str) -> float:
@@ -257,7 +303,8 @@ def _how(status: int | None) -> str:
 
 
 def _no(reason: str) -> dict[str, Any]:
-    return {"ok": False, "reason": reason}
+    """A verdict that is worth another try where others came before in the same process."""
+    return {"ok": False, "reason": reason, "again": True}
 
 
 def _end(child: _Child) -> None:

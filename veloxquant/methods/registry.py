@@ -222,8 +222,13 @@ def _without_clashes(
 ) -> tuple[list[_Candidate], list[Quarantined], list[str]]:
     """Foreign methods that share a name or label with any other are all out, whatever order they came in."""
     ready, clashing, warnings = list[_Candidate](), list[Quarantined](), list[str]()
+    claimed: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
-        rivals = [other for other in candidates if other is not candidate and other.claims & candidate.claims]
+        for name in candidate.claims:
+            claimed.setdefault(name, []).append(candidate)
+    for candidate in candidates:
+        others = {id(other): other for name in candidate.claims for other in claimed[name] if other is not candidate}
+        rivals = [*others.values()]
         if not rivals or candidate.plugin.first_party:
             ready.append(candidate)
             continue
