@@ -224,7 +224,7 @@ for profile in (llama_8b(), windowed(), qwen35_27b(), deepseek_v3(refused="no"))
 """
 
 
-def test_the_hash_seed_does_not_matter() -> None:
+def test_r35_the_hash_seed_does_not_matter() -> None:
     """Two processes with different hash seeds write the same bytes."""
     told = [
         subprocess.run(
