@@ -71,6 +71,24 @@ def test_people_get_a_line_for_people() -> None:
     assert stream.getvalue().rstrip().endswith("info    daemon.ready pid=7")
 
 
+def test_no_line_can_command_the_terminal() -> None:
+    """A client's words are shown with their control letters as numbers, in a traceback too."""
+    stream = Terminal()
+    log.start("info", stream=stream)
+    log.event("trace.started", model="\x1b[2J\nfake line")
+
+    def fail() -> None:
+        raise ValueError("\x1b]0;title\x07")
+
+    try:
+        fail()
+    except ValueError:
+        log.failure("request.failed")
+    assert "\x1b" not in stream.getvalue()
+    assert "\x07" not in stream.getvalue()
+    assert "model=\\x1b[2J\\x0afake line\n" in stream.getvalue()
+
+
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_a_failure_carries_its_traceback(kind: type[io.StringIO]) -> None:
     """In the log, and nowhere else."""
@@ -144,6 +162,15 @@ def test_thinning_is_the_same_for_all_who_listen(short_folder: Path) -> None:
     assert file.read_text() == stream.getvalue()
     last = lines(stream)[-1]
     assert (last["event"], last["text"], last["repeated"]) == ("veloxquant.local", "trouble 110", 111)
+
+
+def test_texts_made_for_the_occasion_are_thinned_by_where_they_are_made() -> None:
+    """A plugin that logs another text each time fills neither the log nor the memory of what was seen."""
+    stream = io.StringIO()
+    log.start("info", stream=stream)
+    for number in range(150):
+        logging.getLogger("veloxquant.foreign").info(f"number {number}")  # noqa: G004 -- as others' code does
+    assert len(lines(stream)) == 10 + 2
 
 
 def test_no_line_is_long() -> None:

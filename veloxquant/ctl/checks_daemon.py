@@ -172,7 +172,8 @@ def _held(config: Config, holder: str) -> Finding:
         _client(config).ping()
     except VeloxError as error:
         return failed(
-            f"pid {holder} holds the lock and does not answer: {error.message}", f"look at its log, or kill {holder}"
+            f"pid {holder} holds the lock and does not answer: {error.message}",
+            f"see veloxquantctl logs, or kill {holder}",
         )
     return ok(f"the lock is held by pid {holder}")
 

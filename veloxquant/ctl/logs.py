@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.ctl import log_lines
 from veloxquant.ctl.arguments import count
+from veloxquant.daemon.log import printable
 from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
@@ -90,15 +91,15 @@ def show_json(line: Mapping[str, Any], terminal: Terminal) -> None:
 def show_text(line: Mapping[str, Any], terminal: Terminal) -> None:
     """Local time, level, event and fields; a traceback below. Nothing in a line can move the cursor."""
     if "event" not in line:
-        terminal.say(_printable(str(line.get("text", ""))))
+        terminal.say(printable(str(line.get("text", ""))))
         return
     level = str(line.get("level", ""))
     fields = " ".join(f"{name}={_value(value)}" for name, value in line.items() if name not in _HIDDEN)
-    shown = terminal.paint(_STYLES[level], f"{level:<8}") if level in _STYLES else _printable(f"{level:<8}")
+    shown = terminal.paint(_STYLES[level], f"{level:<8}") if level in _STYLES else printable(f"{level:<8}")
     words = f"{line['event']}  {fields}".rstrip()
-    terminal.say(f"{_local(line.get('ts'))}  {shown}  {_printable(words)}")
+    terminal.say(f"{_local(line.get('ts'))}  {shown}  {printable(words)}")
     for one in str(line.get("traceback", "")).splitlines():
-        terminal.say(f"    {_printable(one)}")
+        terminal.say(f"    {printable(one)}")
 
 
 def _show(follower: log_lines.Follower, options: argparse.Namespace, terminal: Terminal) -> None:
@@ -135,14 +136,9 @@ def _local(stamp: Any) -> str:
     try:
         return datetime.fromisoformat(str(stamp)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
-        return _printable(str(stamp))
+        return printable(str(stamp))
 
 
 def _value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return json.dumps(text, ensure_ascii=False) if " " in text and isinstance(value, str) else text
-
-
-def _printable(text: str) -> str:
-    """Control letters by their number: a client's words are in the log, and a terminal obeys them."""
-    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)

@@ -182,5 +182,5 @@ def _internal(method: str) -> VeloxError:
     log.failure("request.failed", method=method, ticket=ticket)
     return VeloxError(
         f"the daemon failed at this request (ticket {ticket})",
-        hint=f"look for {ticket} in the daemon's log and report it",
+        hint=f"look for {ticket} in veloxquantctl logs --event request.failed, and report it",
     )

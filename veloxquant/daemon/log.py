@@ -95,6 +95,11 @@ def trouble() -> str | None:
     return None if kept is None else kept.trouble
 
 
+def printable(text: str) -> str:
+    """Control letters by their number: a client's words are in the log, and a terminal obeys them."""
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
+
+
 def _kept() -> LogFile | None:
     return next((handler for handler in _log.handlers if isinstance(handler, LogFile)), None)
 
@@ -173,8 +178,9 @@ class _ForPeople(logging.Formatter):
         """One line, and the traceback below it where there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         words = [f"{name}={value}" for name, value in _fields(record).items()]
-        text = " ".join([f"{clock} {record.levelname.lower():<7}", record.getMessage(), *words])
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        text = printable(" ".join([f"{clock} {record.levelname.lower():<7}", record.getMessage(), *words]))
+        below = self.formatException(record.exc_info).splitlines() if record.exc_info else ()
+        return "\n".join((text, *map(printable, below)))
 
 
 class _Thinning(logging.Filter):
@@ -195,11 +201,13 @@ class _Thinning(logging.Filter):
         return verdict
 
     def _judge(self, record: logging.LogRecord) -> bool:
-        window = self._seen.get(record.msg)
+        # Of an event by its name, else by the line of code: a text made for the occasion is another one each time.
+        key = record.msg if hasattr(record, "fields") else f"{record.pathname}:{record.lineno}"
+        window = self._seen.get(key)
         left_out = 0
         if window is None or not 0 <= record.created - window.since <= WINDOW_S:
             left_out = 0 if window is None else window.left_out
-            window = self._seen[record.msg] = _Window(record.created)
+            window = self._seen[key] = _Window(record.created)
         window.count += 1
         beyond = window.count - 1 - BURST
         if beyond >= 0 and beyond % THINNED_TO:
