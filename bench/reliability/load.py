@@ -78,16 +78,13 @@ def run(path: str, questions: list[bytes], count: int, silence_s: float = 30.0) 
         began = time.perf_counter()
         for asker in askers:
             asker.ask()
-        while waiting:
-            ready = selector.select(silence_s)
-            if not ready:
-                outcome.errors.append(f"{len(waiting)} clients had no answer for {silence_s:g} s")
-                break
-            for key, _ in ready:
-                if not waiting[key.fd].hear(outcome):
-                    selector.unregister(key.fileobj)
-                    del waiting[key.fd]
+        while waiting and (ready := selector.select(silence_s)):
+            for key in [key for key, _ in ready if not waiting[key.fd].hear(outcome)]:
+                selector.unregister(key.fileobj)
+                del waiting[key.fd]
         outcome.elapsed_s = time.perf_counter() - began
+    if waiting:
+        outcome.errors.append(f"{len(waiting)} clients had no answer for {silence_s:g} s")
     for asker in askers:
         asker.socket.close()
     return outcome

@@ -19,7 +19,8 @@ from reliability import figures, load, questions, wire
 
 PLANS = 2000
 OTHERS = 8
-PINGS = 1500
+ASKED = questions.plans(1)[0] * PLANS
+PINGS = 1000
 
 
 def stall(path: str) -> tuple[wire.Wire, threading.Thread]:
@@ -28,7 +29,7 @@ def stall(path: str) -> tuple[wire.Wire, threading.Thread]:
 
     def send() -> None:
         with contextlib.suppress(OSError):  # it is closed, as it should be
-            client.send(questions.plans(1)[0] * PLANS)
+            client.send(ASKED)
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -36,11 +37,36 @@ def stall(path: str) -> tuple[wire.Wire, threading.Thread]:
 
 
 def others_p99_ms(path: str) -> float:
-    """Of eight clients that ping."""
-    outcome = load.run(path, [questions.PING] * OTHERS, PINGS)
-    if outcome.errors:
-        raise ValueError(outcome.errors[0])
-    return figures.percentile(outcome.seconds, 99) * 1000
+    """Of eight clients that ping: the best of three times, as whatever else the machine does can only add to it."""
+    found = []
+    for _ in range(3):
+        outcome = load.run(path, [questions.PING] * OTHERS, PINGS)
+        if outcome.errors:
+            raise ValueError(outcome.errors[0])
+        found.append(figures.percentile(outcome.seconds, 99) * 1000)
+    return min(found)
+
+
+def beside(daemon: session.Daemon, count: int, alone_ms: float) -> None:
+    """So many that never read, and what they cost."""
+    path = str(daemon.home.socket)
+    with wire.highest_resident(daemon) as resident:
+        began = time.monotonic()
+        stalled = [stall(path) for _ in range(count)]
+        p99_ms = others_p99_ms(path)
+        for _, thread in stalled:
+            thread.join(20)
+        took = time.monotonic() - began
+    alive = sum(1 for _, thread in stalled if thread.is_alive())
+    label = f"{count} that never read"
+    held = (resident[1] - resident[0]) / count
+    figures.at_most("R16", f"{label}: most resident memory above the start, for each", held, "KiB", 1024)
+    figures.at_most("R16", f"{label}: not closed", alive, "clients", 0)
+    in_time = 4 <= took <= 6.5
+    figures.say("R16", f"{label}: the last was closed after", took, "s", "5 s, give or take 1.5", met=in_time)
+    figures.at_most("R16", f"{label}: p99 of {OTHERS} pinging clients beside", p99_ms, "ms", 2 * alone_ms)
+    for client, _ in stalled:
+        client.close()
 
 
 def main() -> int:
@@ -49,27 +75,11 @@ def main() -> int:
     with session.private_home() as home, session.running(home) as daemon:
         path = str(home.socket)
         load.run(path, questions.plans(1), 50)
-        alone = min(others_p99_ms(path) for _ in range(3))
-        figures.say("R16", f"p99 of {OTHERS} pinging clients alone", alone, "ms", "none", met=True)
+        with wire.highest_resident(daemon):  # whose looking costs this process some time, then as now
+            alone_ms = others_p99_ms(path)
+        figures.say("R16", f"p99 of {OTHERS} pinging clients alone", alone_ms, "ms", "none", met=True)
         for count in (1, 20):
-            with wire.highest_resident(daemon) as resident:
-                began = time.monotonic()
-                stalled = [stall(path) for _ in range(count)]
-                beside = others_p99_ms(path)
-                for _, thread in stalled:
-                    thread.join(20)
-                took = time.monotonic() - began
-            alive = sum(1 for _, thread in stalled if thread.is_alive())
-            label = f"{count} that never read"
-            held = (resident[1] - resident[0]) / count
-            figures.at_most("R16", f"{label}: most resident memory above the start, for each", held, "KiB", 1024)
-            figures.at_most("R16", f"{label}: not closed", alive, "clients", 0)
-            figures.say(
-                "R16", f"{label}: the last was closed after", took, "s", "5 s, give or take 1", met=4 <= took <= 6.5
-            )
-            figures.at_most("R16", f"{label}: p99 of {OTHERS} pinging clients beside", beside, "ms", 2 * alone)
-            for client, _ in stalled:
-                client.close()
+            beside(daemon, count, alone_ms)
         left = daemon.client().status().clients.now - 1
         figures.at_most("R16", "connections left", left, "clients", 0)
     return 0
