@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,31 @@ def test_r07_a_listener_is_private_from_its_first_instant(path: Path, monkeypatc
     assert modes == [0o600]
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
     listener.close()
+
+
+def test_r07_an_observer_never_meets_another_mode(path: Path) -> None:
+    """Who looks all the time while the socket comes and goes under an open umask sees it private each time."""
+    seen: set[int] = set()
+    over = threading.Event()
+
+    def observe() -> None:
+        while not over.is_set():
+            with contextlib.suppress(FileNotFoundError):
+                seen.add(stat.S_IMODE(os.lstat(path).st_mode))
+
+    observer = threading.Thread(target=observe)
+    before = os.umask(0o000)
+    try:
+        observer.start()
+        for number in range(1000):
+            lifecycle.listen(path).close()
+            if number >= 50 and seen:
+                break
+    finally:
+        os.umask(before)
+        over.set()
+        observer.join()
+    assert seen == {0o600}
 
 
 def test_closing_removes_our_socket_only(path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from daemon_kit import Daemon, environment, wait_for
 
 from veloxquant import paths
+from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.benchmarks.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +64,24 @@ def test_r04_a_killed_daemon_needs_no_cleaning_up(start: Callable[..., Daemon]) 
     first.wait()
     assert first.socket.exists()
     assert start().ready().call("ping")["pong"]
+
+
+def test_r04_killed_in_any_phase_the_next_one_answers(start: Callable[..., Daemon], short_folder: Path) -> None:
+    """While it holds the lock and loads, and while it winds up with a client; records and index are whole after it."""
+    database = BenchmarkDatabase(short_folder / "benchmarks")
+    database.add("fp16", "org/m", context_length=1024, memory_bytes=1000)
+    database.close()
+    loading = start()
+    wait_for(paths.lock_path(loading.socket).exists, "the lock")
+    loading.process.kill()
+    loading.wait()
+    ending = start().ready()
+    ending.connect().send(b"half")
+    ending.signal(signal.SIGTERM)
+    ending.process.kill()
+    ending.wait()
+    assert start().ready().call("status")["records"]["used"] == 1
+    assert verify(short_folder / "benchmarks").sound
 
 
 @pytest.mark.parametrize("what", ["file", "link", "folder"])
