@@ -229,3 +229,10 @@ def test_the_process_tells_about_itself() -> None:
     assert now.fd_limit is not None
     assert 0 < now.fds < now.fd_limit
     assert now.threads >= 1
+
+
+@pytest.mark.parametrize(("fds", "limit", "warned"), [(89, 100, False), (90, 100, True), (None, 100, False)])
+def test_nearly_all_files_are_warned_of(fds: int | None, limit: int, *, warned: bool) -> None:
+    """From nine tenths of the limit on, in a sentence with both figures."""
+    process = msgspec.structs.replace(status.now(), fds=fds, fd_limit=limit)
+    assert ("90 of 100 files are open" in " ".join(status.warnings(process))) == warned

@@ -150,8 +150,8 @@ class Application:
             requests=self.counters.state(),
             cache=self._questions.answers.state(),
             traces=self.traces.state(),
-            process=process_state.now(),
-            warnings=self._warnings(),
+            process=(process := process_state.now()),
+            warnings=(*self._warnings(), *process_state.warnings(process)),
         )
 
     async def metrics(self) -> Metrics:

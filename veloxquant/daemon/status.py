@@ -13,6 +13,8 @@ from veloxquant.wire.answers import ProcessState
 ENGINE_MODULES = ("mlx_lm", "transformers", "torch")
 """Packages that belong in workers: importing mlx_lm costs seconds and tens of MiB."""
 
+_MANY_FILES = 0.9
+
 
 def now() -> ProcessState:
     """This process now. What cannot be told is None: by the system, or of tasks outside the event loop."""
@@ -24,6 +26,14 @@ def now() -> ProcessState:
         engine_modules=tuple(name for name in ENGINE_MODULES if name in sys.modules),
         tasks=_tasks(),
     )
+
+
+def warnings(process: ProcessState) -> tuple[str, ...]:
+    """What a person should look at, in sentences."""
+    fds, limit = process.fds, process.fd_limit
+    if fds is None or limit is None or fds < _MANY_FILES * limit:
+        return ()
+    return (f"{fds:,} of {limit:,} files are open: more clients will be refused",)
 
 
 def _tasks() -> int | None:
