@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from fuzz import targets
+from fuzz import run, targets, words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -66,3 +68,23 @@ def test_the_kept_corpus_is_small() -> None:
     sizes = [path.stat().st_size for target in targets.TARGETS for path in targets.corpus(target)]
     assert sum(sizes) <= TINY_TOTAL_BYTES
     assert {path.name for path in targets.CORPUS.iterdir()} == set(targets.TARGETS)
+
+
+def test_without_atheris_the_fuzzer_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has wheels for one platform; elsewhere the corpus is run by these tests."""
+    monkeypatch.setattr("sys.argv", ["run.py", "--minutes", "1"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert run.main() == 2
+    assert "fuzz_unavailable" in (told := capsys.readouterr().err)
+    assert "pip install" in told
+
+
+def test_the_fuzzers_words_are_a_dictionary_that_libfuzzer_reads() -> None:
+    """Each in quotes on a line, ASCII, and of quotes and backslashes only escaped ones."""
+    known = words.known()
+    assert {"plan", r"\"model\"", "daemon.log_level", r"\"num_hidden_layers\"", "Infinity"} <= set(known)
+    for word in known:
+        assert word.isascii()
+        assert re.fullmatch(r'(?:[^"\\]|\\["\\]|\\x[0-9a-f]{2})+', word), word

@@ -154,6 +154,12 @@ def test_a_client_that_stops_sending_still_gets_its_answers() -> None:
     with_pair(scenario)
 
 
+def test_r15_patience_is_what_the_protocol_promises() -> None:
+    """30 s for half a line, 5 s for who does not read, ten minutes of silence."""
+    patience = Patience()
+    assert (patience.half_frame_s, patience.stalled_s, patience.idle_s) == (30, 5, 600)
+
+
 def test_r15_half_a_frame_is_waited_for_only_so_long() -> None:
     """Counted from its first byte: dribbling does not help."""
 
