@@ -272,6 +272,17 @@ def test_a_damaged_verdict_is_no_verdict(install: Any, probes: list[int], short_
     json.loads(file.read_text())
 
 
+def test_a_verdict_that_others_may_write_is_no_verdict(install: Any, probes: list[int], short_folder: Path) -> None:
+    """They would decide what runs here."""
+    install("first", "one", "one-a")
+    folder = short_folder / "verdicts"
+    registry.load(cache_dir=folder)
+    (file,) = folder.iterdir()
+    file.chmod(0o666)
+    assert "one" in names(registry.load(cache_dir=folder))
+    assert probes == [1, 1]
+
+
 def test_without_a_disk_every_load_tries_out(install: Any, probes: list[int], short_folder: Path) -> None:
     """A cache folder that cannot be made costs time and nothing else."""
     install("first", "one", "one-a")

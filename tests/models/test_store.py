@@ -67,6 +67,15 @@ def test_a_file_under_another_name_is_foreign(tmp_path: Path) -> None:
     assert store.read(tmp_path, "cd" * 32) is None
 
 
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_others_may_write_is_not_believed(tmp_path: Path, what: str) -> None:
+    """A profile decides what is planned; it is traced again, and kept by whoever may write there."""
+    store.write(tmp_path, KEY, PROFILE, complete=True)
+    (file,) = tmp_path.iterdir()
+    (file if what == "file" else tmp_path).chmod(0o777)
+    assert store.read(tmp_path, KEY) is None
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     """A file stands where the folder should be; not even root can write there."""
     (tmp_path / "traces").write_bytes(b"")

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veloxquant import ownership
 from veloxquant.methods.plugin_files import digest, site
 from veloxquant.methods.probe import Verdict
 
@@ -30,8 +31,11 @@ def recall(folder: Path, plugin: Plugin, stamped: str | None) -> Verdict | None:
         return None
     path = _path(folder, plugin)
     try:
+        facts = path.stat()
+        if facts.st_uid != os.geteuid() or ownership.others(facts) is not None:
+            return None  # somebody else's word on what may run here
         kept = json.loads(path.read_text())
-        age = time.time() - path.stat().st_mtime
+        age = time.time() - facts.st_mtime
         verdict = Verdict(ok=kept["ok"], reason=kept["reason"], took_s=kept["took_s"])
         if kept["stamp"] != stamped or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
             return None

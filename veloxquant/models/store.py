@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from veloxquant import ownership
 from veloxquant.profiles.model import ModelProfile
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ _ENTRIES = msgspec.json.Decoder(_Entry)
 
 
 def read(folder: Path, key: str) -> ModelProfile | None:
-    """The profile kept under the key, None when there is none that can be used."""
+    """The profile kept under the key, None when there is none that can be used, or others may have written it."""
     path = folder / f"{key}.json"
     try:
         status = path.stat()
-        if status.st_size > _MAX_FILE_BYTES:
+        if status.st_size > _MAX_FILE_BYTES or ownership.others(status) or ownership.others(folder.stat()):
             return None
         entry = _ENTRIES.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
