@@ -6,6 +6,7 @@ import errno
 import os
 import plistlib
 import re
+import socket
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,6 +274,39 @@ def test_a_home_folder_that_is_a_link_is_no_trouble(mac: Mac, tmp_path: Path) ->
     assert tree(real) == {}
 
 
+def test_nothing_to_remove_is_no_change(mac: Mac) -> None:
+    """Without a folder none is made."""
+    assert not mac.agent().uninstall().changed
+    assert not mac.home.exists()
+
+
+def test_a_socket_that_launchd_leaves_behind_is_removed(mac: Mac, short_folder: Path) -> None:
+    """With the agent it belonged to; nobody listens on it any more."""
+    path = short_folder / "s" / "d.sock"
+    mac.agent().install(Order((PROGRAM,), activated=path))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    mac.agent().uninstall()
+    assert not path.exists()
+
+
+def test_a_stale_job_is_loaded_anew_by_start(mac: Mac) -> None:
+    """One that is not what the file says is unloaded first."""
+    mac.agent().install(ORDER)
+    mac.job()["content"]["ProgramArguments"] = ["/old"]
+    mac.changes()
+    mac.agent().start()
+    assert mac.changes() == ["bootout", "bootstrap"]
+
+
+def test_an_order_that_launchd_refuses_has_its_words(mac: Mac) -> None:
+    """A kickstart that fails for a reason of launchd's own."""
+    mac.agent().install(ORDER)
+    mac.state["script"] = [["kickstart", 1, "Operation not permitted"]]
+    with pytest.raises(ServiceFailed, match="Operation not permitted"):
+        mac.agent().restart()
+
+
 def test_others_files_stay(mac: Mac) -> None:
     """Removal takes the agent's files and no others."""
     mac.agent().install(ORDER)
@@ -328,9 +362,9 @@ def test_two_installations_at_once_are_one_after_the_other(mac: Mac) -> None:
 
 def test_a_socket_of_launchd_gets_its_folder(mac: Mac) -> None:
     """Launchd makes no folders; the daemon takes none that others can look into."""
-    socket = mac.home / "Library" / "Application Support" / "veloxquant" / "d.sock"
-    mac.agent().install(Order((PROGRAM,), activated=socket))
-    assert socket.parent.stat().st_mode & 0o777 == 0o700
+    path = mac.home / "Library" / "Application Support" / "veloxquant" / "d.sock"
+    mac.agent().install(Order((PROGRAM,), activated=path))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
     assert mac.agent().state().listening
 
 

@@ -219,6 +219,19 @@ def test_a_socket_that_was_stopped_alone_comes_back(linux: Linux) -> None:
     assert f"{SOCKET_UNIT} does not listen" in linux.agent().state().warnings[-1]
     linux.agent().restart()
     assert set(linux.systemctl.active) == {UNIT, SOCKET_UNIT}
+    linux.systemctl.call(["--user", "stop", SOCKET_UNIT])
+    assert linux.agent().install(linux.activated).changed
+    assert set(linux.systemctl.active) == {UNIT, SOCKET_UNIT}
+
+
+def test_a_unit_that_was_not_read_is_read_before_a_start(linux: Linux) -> None:
+    """As after an edit by hand."""
+    linux.agent().install(ORDER)
+    linux.agent().stop()
+    linux.changes()
+    (linux.folder / UNIT).write_text(f"[Service]\nExecStart={PROGRAM} --log-level debug\n")
+    linux.agent().start()
+    assert linux.changes() == ["daemon-reload", f"start {UNIT}"]
 
 
 def test_what_does_not_start_is_an_error(linux: Linux) -> None:
@@ -303,6 +316,30 @@ def test_a_session_that_does_not_see_its_manager_is_told_how(
     with pytest.raises(ServiceUnavailable) as caught:
         linux.agent().state()
     assert hint in caught.value.hint
+
+
+def test_a_manager_that_goes_meanwhile_is_said(linux: Linux) -> None:
+    """A logout between the look and the order."""
+    agent = linux.agent()
+    show = linux.systemctl.call
+
+    def logged_out(words: list[str]) -> tuple[int, str, str]:
+        if words[1] == "daemon-reload":
+            linux.systemctl.no_manager = "Failed to connect to bus: No such file or directory"
+        return show(words)
+
+    linux.systemctl.call = logged_out  # type: ignore[method-assign]
+    with pytest.raises(ServiceUnavailable, match="Failed to connect"):
+        agent.install(ORDER)
+
+
+def test_nothing_to_remove_is_no_change(linux: Linux) -> None:
+    """Without a folder none is made; with an empty one nothing is done."""
+    assert not linux.agent().uninstall().changed
+    assert not linux.home.exists()
+    linux.folder.mkdir(parents=True)
+    assert not linux.agent().uninstall().changed
+    assert linux.changes() == []
 
 
 def test_without_systemctl_there_is_a_next_step(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class LaunchdAgent:
 
     def _loaded_as_filed(self, domain: str) -> bool:
         """Somebody else (a second install, a login) has loaded the same file meanwhile."""
-        job, installed = self.launchctl.job(domain), self._installed_or_none()
+        job, installed = self.launchctl.job(domain), plist.installed(self.path)
         return job is not None and installed is not None and self._current([job], domain, installed.program)
 
     def _kickstart(self, domain: str, *, again: bool) -> None:
@@ -235,12 +235,6 @@ class LaunchdAgent:
         if found is None:
             raise ServiceRefused(f"{self.path} is not there", hint="veloxquantctl service install")
         return found
-
-    def _installed_or_none(self) -> Installed | None:
-        try:
-            return plist.installed(self.path)
-        except ServiceRefused:
-            return None
 
     def _refuse_foreign(self) -> None:
         """Raises ServiceRefused for a file of our name with another label, or a link. One that is cut short is ours."""
