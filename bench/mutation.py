@@ -37,41 +37,43 @@ SKIPPED = {34, 37}
 class Room(NamedTuple):
     """What is changed, and the tests that are to notice."""
 
-    changed: str
+    changed: tuple[str, ...]
     tests: tuple[str, ...]
     left_out: str = ""
-    """Tests that start programs, which mutmut cannot follow, as pytest's -k names them."""
+    """Tests that start programs, which mutmut cannot follow, or hold to a clock, which it slows; by pytest's -k."""
 
 
-_PROGRAMS = "processes or test_faults or test_peer or program or child_process or cuts_off or stopped or killed"
+_PROGRAMS = "program or processes or child_process or cuts_off or stopped or killed"
+_TIMED = "test_watch.py or test_waiting or test_processes or test_faults or test_peer or test_record_groups"
+_STORE = ("storage", "folder", "directory", "benchmark_db", "index", "adding", "eviction", "handed_out", "lock")
+_MERGE = ("merging", "merge_plan", "merge_run", "merge_journal", "record_names", "record_text", "validation", "verify")
 ROOMS = {
-    "planner": Room("veloxquant/planner/*", ("tests/planner",)),
-    "wire": Room("veloxquant/wire/*", ("tests/wire",)),
-    "store": Room("veloxquant/benchmarks/*", ("tests/benchmarks",), _PROGRAMS),
+    "planner": Room(("veloxquant/planner/*",), ("tests/planner",)),
+    "wire": Room(("veloxquant/wire/*",), ("tests/wire",)),
+    "store": Room(
+        tuple(f"veloxquant/benchmarks/{name}.py" for name in (*_STORE, *_MERGE)),
+        ("tests/benchmarks",),
+        f"{_PROGRAMS} or {_TIMED}",
+    ),
 }
 
-SETTINGS = """\
+SETTINGS = """
+
 [tool.mutmut]
 source_paths = ["veloxquant"]
-only_mutate = ["{changed}"]
+only_mutate = {changed}
 also_copy = {copied}
-pytest_add_cli_args = ["-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "{chosen}"]
+pytest_add_cli_args = ["-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=900", "-k", "{chosen}"]
 pytest_add_cli_args_test_selection = {tests}
 use_setproctitle = false
 track_dependencies = false
 use_git_change_detection = false
 timeout_constant = 30.0
-
-[tool.pytest.ini_options]
-pythonpath = ["bench"]
-addopts = "--import-mode=importlib -q"
-filterwarnings = ["error"]
-timeout = 120
 """
 
 
 def prepare(room: Room, copy: Path) -> None:
-    """Lay a copy of the tree, with mutmut's settings in the place of ours."""
+    """Lay a copy of the tree, with mutmut's settings beside ours."""
     copy.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         source = REPOSITORY / name
@@ -82,8 +84,8 @@ def prepare(room: Room, copy: Path) -> None:
     shutil.copytree(REPOSITORY / "plugins", copy / "veloxquant_plugins", dirs_exist_ok=True)
     copied = json.dumps(["veloxquant_plugins", *(name for name in COPIED if name not in ("veloxquant", "tests"))])
     chosen = f"not ({room.left_out})" if room.left_out else ""
-    text = SETTINGS.format(changed=room.changed, copied=copied, tests=json.dumps(list(room.tests)), chosen=chosen)
-    (copy / "pyproject.toml").write_text(text)
+    text = SETTINGS.format(changed=json.dumps(room.changed), copied=copied, tests=json.dumps(room.tests), chosen=chosen)
+    (copy / "pyproject.toml").write_text((REPOSITORY / "pyproject.toml").read_text() + text)
 
 
 def mutmut(copy: Path, *words: str) -> str:
