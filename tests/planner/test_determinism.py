@@ -42,7 +42,6 @@ def test_r35_the_compared_world_says_something(world: dict[str, Any]) -> None:
     """Every announced method is on offer, and records weigh in: a world that plans nothing would prove nothing."""
     known = r35.snapshot(world)
     assert {offer.method.name for offer in known.offers} >= {"fp16", "affine", "kivi", "turboquant_mse", "snapkv"}
-    made = json.loads(r35.whole(r35.questions(world)[0], known))
-    candidates = [made[0]["chosen"], *made[0]["alternatives"]]
-    assert {"measured", "calibrated"} & {one["speed"]["evidence"]["source"] for one in candidates}
-    assert len(candidates) > 5
+    made = r35.whole(r35.questions(world)[0], known)
+    assert all(f"record-{number}".encode() in made for number in (1, 2, 3))
+    assert len(json.loads(made)[0]["alternatives"]) > 5
