@@ -1,9 +1,11 @@
 """Keys of small norm stay: they are those that get attention (arXiv 2406.11430).
 
-The norm is that of the stored key, unpacked where it is packed. The paper drops the largest norms whenever the budget
-is full, and leaves some layers alone; here every layer is bounded, tokens go 64 at a time (`stride`), and `recent` last
-tokens and `sinks` first ones are kept whatever their norm: half of the budget, unless set. Norms alone lose seven times
-as much (SmolLM2-135M, 4,096 tokens, budget 1,024: KL 0.339 against 0.047; half was chosen on this very text).
+The norm is that of the stored key, unpacked where it is packed; of norms alike but for 1/256 the newer token stays, so
+that float noise chooses nothing in models that normalise their keys. The paper drops the largest norms whenever the
+budget is full, and leaves some layers alone; here every layer is bounded, tokens go 64 at a time (`stride`), and
+`recent` last tokens and `sinks` first ones are kept whatever their norm: half of the budget, unless set. Norms alone
+lose seven times as much (SmolLM2-135M, 4,096 tokens, budget 1,024: KL 0.339 against 0.047; half was chosen on this very
+text).
 """
 
 from __future__ import annotations

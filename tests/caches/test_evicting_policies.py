@@ -50,9 +50,14 @@ def streaming(seen: Seen) -> list[int]:
 
 
 def knorm(seen: Seen) -> list[int]:
-    """The smallest norms, and the last 8 tokens whatever theirs."""
+    """The smallest squares of norms in eight bits, the newer of equal ones; the last 8 tokens whatever theirs."""
     old = [position for position in seen.positions if position < seen.end - 8]
-    by_norm = sorted(old, key=lambda position: float(np.linalg.norm(seen.keys[position])))
+
+    def rank(position: int) -> tuple[float, int]:
+        significand, exponent = np.frexp(np.sum(seen.keys[position].astype(np.float64) ** 2))
+        return float(np.ldexp(np.round(significand * 256), exponent)), -position
+
+    by_norm = sorted(old, key=rank)
     return [*by_norm[: BUDGET - 8], *range(seen.end - 8, seen.end)]
 
 
@@ -200,6 +205,24 @@ def test_of_equal_tokens_the_newer_stay() -> None:
     keys, values = cache.update_and_fetch(same, same)
     mx.eval(keys.attend(mx.ones((1, HEADS, 64, WIDTH)), values, SCALE, "causal"))
     assert positions(cache) == [list(range(24, 64))] * HEADS
+
+
+def test_float_noise_in_norms_chooses_nothing() -> None:
+    """Normalised keys have one norm but for the last bits of float32: the newer stay, as of equal ones."""
+    places = mx.arange(60, dtype=mx.int32)[None, None]
+    for seed in range(3):
+        noise = 1 + 1e-5 * mx.random.uniform(shape=(60,), key=mx.random.key(seed))
+        keys = mx.broadcast_to((mx.sqrt(noise) / 2).reshape(1, 1, 60, 1), (1, 1, 60, WIDTH))
+        assert float(abs((keys * keys).sum(axis=-1) - WIDTH / 4).max()) > 0
+        held = Held(places, mx.array([[[60]]]), None, lambda keys=keys: keys)
+        assert keep(KeyNorm(), BUDGET, held).tolist() == [[list(range(20, 60))]]
+
+
+def test_a_norm_that_is_smaller_by_a_hundredth_stays() -> None:
+    """Older or not: eight bits tell norms apart that differ by more than one in 256."""
+    keys = mx.where(mx.arange(60) < 30, 1.0, 1.01).reshape(1, 1, 60, 1)
+    held = Held(mx.arange(60, dtype=mx.int32)[None, None], mx.array([[[60]]]), None, lambda: keys)
+    assert keep(KeyNorm(), BUDGET, held).tolist() == [[[*range(30), *range(50, 60)]]]
 
 
 def test_a_key_without_bounds_is_worth_more_than_an_empty_slot() -> None:

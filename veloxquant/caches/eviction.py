@@ -130,7 +130,13 @@ class Streaming:
 
 @dataclass(frozen=True)
 class KeyNorm:
-    """Keys of small norm are those that get attention (arXiv 2406.11430)."""
+    """Keys of small norm are those that get attention (arXiv 2406.11430).
+
+    Models that normalise their keys (Gemma 3 and 4, Qwen3) may give all tokens one norm but for float noise, which
+    depends on how a prompt is cut into calls and must not choose. Squares of norms are rounded to eight significant
+    bits, and of those then equal the newer stays. So an older token may go in the place of one whose norm is larger by
+    at most 1/256, and noise chooses only where a square is as near as noise to halfway between two such values.
+    """
 
     sinks: int = 0
     recent: int = 0
@@ -141,9 +147,11 @@ class KeyNorm:
         _counts(self)
 
     def worth(self, held: Held) -> Any:
-        """The norm of the stored key, the smallest first."""
+        """The squared norm of the stored key in bfloat16, which has eight significant bits. The largest goes first."""
+        import mlx.core as mx
+
         keys = held.keys()
-        return -(keys * keys).sum(axis=-1)
+        return -(keys * keys).sum(axis=-1).astype(mx.bfloat16)
 
 
 @dataclass(frozen=True)
