@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 import threading
@@ -42,27 +39,6 @@ while len(db.records) < int(sys.argv[2]):
     assert not db.skipped, db.skipped
     assert len(db.records) >= seen
     seen = len(db.records)
-"""
-# Each acknowledgement is printed after the call returned: "+ id speed" for a record stored, "- id" for one removed.
-MIXED = """
-import random, sys
-from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
-db, dice = BenchmarkDatabase(sys.argv[1]), random.Random(int(sys.argv[2]))
-while True:
-    context, speed = 1 + dice.randrange(6), float(dice.randrange(1, 10**6))
-    fate = dice.random()
-    if fate < 0.75:
-        record = db.add("fp16", "m/x", context_length=context, throughput_tok_s=speed)
-        print("+", record.id, speed, flush=True)
-    elif fate < 0.97:
-        gone = dice.choice(sorted(db.records) or ["none"])
-        print("?", gone, flush=True)
-        db.remove(gone)
-        print("-", gone, flush=True)
-    else:
-        print("?", "*", flush=True)
-        db.clear()
-        print("-", "*", flush=True)
 """
 
 
@@ -204,49 +180,6 @@ def test_a_killed_holder_of_the_lock_blocks_nobody(db: BenchmarkDatabase) -> Non
     rest(holder)
     adding.join(20)
     assert len(db.records) == 1
-
-
-def test_kill_9_at_random_moments(directory: Path, temporaries: Callable[[Path], list[Path]]) -> None:
-    """30 kills amid add, remove and clear: what was acknowledged holds, nothing is torn, no litter outlives an open."""
-    dice = random.Random(20251130)  # noqa: S311 -- moments, not secrets
-    expected: dict[str, float] = {}
-    for round_number in range(30):
-        process = start(MIXED, directory, round_number)
-        first = first_line(process)
-        time.sleep(dice.uniform(0, 0.06))
-        os.kill(process.pid, signal.SIGKILL)
-        out, err = rest(process)
-        assert err == ""
-        doubtful = follow(expected, first + out)
-        db = BenchmarkDatabase(directory)
-        found = {key: record.throughput_tok_s for key, record in db.records.items()}
-        assert db.skipped == {}
-        assert temporaries(directory) == []
-        # One call was under way at the kill: an add may have replaced or created one record without telling.
-        differing = {key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)}
-        assert "*" in doubtful or len(differing - doubtful) <= 1
-        lost = {key for key in expected if key not in found and not doubtful & {key, "*"}}
-        assert lost == set()
-        expected = found
-
-
-def follow(expected: dict[str, float], output: str) -> set[str]:
-    """Apply the acknowledgements to what is expected; returns what an unfinished removal leaves open."""
-    doubtful: set[str] = set()
-    complete = output[: output.rfind("\n") + 1]
-    for line in complete.splitlines():
-        sign, record_id, *speed = line.split()
-        if sign == "?":
-            doubtful = {record_id}
-            continue
-        doubtful = set()
-        if sign == "+":
-            expected[record_id] = float(speed[0])
-        elif record_id == "*":
-            expected.clear()
-        else:
-            expected.pop(record_id, None)
-    return doubtful
 
 
 def test_a_record_published_by_any_program_is_read(directory: Path) -> None:
