@@ -82,6 +82,19 @@ def test_code_of_a_model_is_never_run(folder: Path) -> None:
         loading.load_model(source(folder))
 
 
+def test_code_of_a_tokenizer_is_never_run_nor_asked_for(folder: Path) -> None:
+    """The tokenizer library would find it by its auto_map, and ask on a terminal: it is told no."""
+    ran = folder / "was_run"
+    (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\nclass T: pass\n")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["own.T", "own.T"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, **named}))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelConfigInvalid, match="contains custom code"):
+        loading.load_tokenizer(source(folder))
+    assert not ran.exists()
+
+
 def test_an_architecture_that_the_engine_lacks_is_told(folder: Path) -> None:
     """The engine's own word is passed on."""
     (folder / "config.json").write_text(json.dumps({**tiny_model.CONFIG, "model_type": "nonesuch"}))
