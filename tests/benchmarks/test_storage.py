@@ -242,3 +242,51 @@ def test_r26_a_renamed_file_still_serves(db: BenchmarkDatabase, fill: Fill) -> N
     db.load()
     assert set(db.records) == {record_id}
     assert db.skipped == {}
+
+
+def test_r25_a_write_is_flushed_before_it_shows_and_its_folder_after(
+    db: BenchmarkDatabase, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary file in the same folder, flush of the file, rename, flush of the folder; then the call returns."""
+    fill(db, 1)
+    steps: list[str] = []
+    opened: dict[int, str] = {}
+    open_, fsync, replace = os.open, os.fsync, os.replace
+
+    def noting_open(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        descriptor = open_(path, flags, *arguments, **options)
+        opened[descriptor] = os.fspath(path)
+        if flags & os.O_CREAT and str(path).endswith(".tmp"):
+            steps.append(f"create in {os.path.basename(os.path.dirname(path))}")  # noqa: PTH119, PTH120 -- text
+        return descriptor
+
+    def noting_fsync(descriptor: int) -> None:
+        steps.append("flush file" if opened[descriptor].endswith(".tmp") else "flush folder")
+        fsync(descriptor)
+
+    def noting_replace(source: Any, target: Any) -> None:
+        steps.append("rename")
+        replace(source, target)
+
+    for name, call in (("open", noting_open), ("fsync", noting_fsync), ("replace", noting_replace)):
+        monkeypatch.setattr(os, name, call)
+    monkeypatch.setattr(db._store.index, "mark", lambda **_options: None)
+    db.upsert(BenchmarkRecord("one", "fp16", "m/x"))
+    assert steps == ["create in records", "flush file", "rename", "flush folder"]
+
+
+def test_r25_the_index_may_go_at_any_time(db: BenchmarkDatabase, fill: Fill) -> None:
+    """Before, between and after every kind of write, or be another directory's; it follows the files, never they it."""
+    lies = b'{"version": 1, "records": {"ghost": {"method": "m", "model_id": "m", "path": "records/ghost.json"}}}'
+    for step, spoil in enumerate([None, lies, b"{", None, lies]):
+        ids = fill(db, 2, throughput_tok_s=float(step + 1))
+        if spoil is None:
+            db.index_path.unlink(missing_ok=True)
+        else:
+            db.index_path.write_bytes(spoil)
+        db.remove(ids[0])
+        db.load()
+        db.close()
+        assert set(db.records) == {ids[1]} == set(json.loads(db.index_path.read_text())["records"])
+        db.index_path.unlink()
+        assert set(BenchmarkDatabase(db.storage_dir).records) == {ids[1]}
