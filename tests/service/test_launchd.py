@@ -270,6 +270,8 @@ def test_a_home_folder_that_is_a_link_is_no_trouble(mac: Mac, tmp_path: Path) ->
     mac.home.symlink_to(real)
     mac.agent().install(ORDER)
     assert mac.written()["StandardErrorPath"].startswith(str(mac.home))
+    mac.job()["path"] = str(mac.path.resolve())  # as launchctl may show it
+    assert not mac.agent().install(ORDER).changed
     mac.agent().uninstall()
     assert tree(real) == {}
 

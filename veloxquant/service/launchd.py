@@ -6,6 +6,7 @@ so that an install that is killed half-way is finished by the next. Not run on a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ class LaunchdAgent:
             jobs = self._jobs()
             if files.same(self.path, content) and self._current(jobs, domain, order.program):
                 return self._awake(jobs[0])
+            with contextlib.suppress(OSError):  # without it there is no crash log, and all the rest
+                self.crash_log.parent.mkdir(parents=True, exist_ok=True)
             if order.activated is not None:
                 files.private_folder(order.activated.parent)
             with files.Staged(self.path, content) as staged:
@@ -156,7 +159,7 @@ class LaunchdAgent:
         if [job.domain for job in jobs] != [domain]:
             return False
         (job,) = jobs
-        return job.path in (None, str(self.path)) and job.arguments in ((), program)
+        return _same_place(job.path, self.path) and job.arguments in ((), program)
 
     def _awake(self, job: Job) -> Done:
         """Loaded as it should be: start it where it was stopped."""
@@ -223,6 +226,8 @@ class LaunchdAgent:
             job = next(iter(self._jobs()), None)
             if job is not None and job.pid not in (None, other_than):
                 return self._done(changed=True, summary=f"running: pid {job.pid}")
+            if job is not None and job.state is None:  # a form of `print` that we do not know
+                return self._done(changed=True, summary="launchd took the order")
             self.launchctl.pause(POLL_S)
         ended = f"; it ended with {job.last_exit}" if job is not None and job.last_exit else ""
         raise ServiceFailed(
@@ -237,7 +242,7 @@ class LaunchdAgent:
         return found
 
     def _refuse_foreign(self) -> None:
-        """Raises ServiceRefused for a file of our name with another label, or a link. One that is cut short is ours."""
+        """Raises ServiceRefused for a file of our name that is another's, or a link."""
         files.refuse_link(self.path)
         plist.installed(self.path)
 
@@ -247,8 +252,13 @@ class LaunchdAgent:
 
 def _strange_origins(jobs: list[Job], ours: Path) -> list[str]:
     """A job of our label that came from elsewhere comes back at the next login."""
-    places_ = [job.path for job in jobs if job.path not in (None, os.fspath(ours))]
-    return [f"the agent had been loaded from {place}: remove that file, or launchd loads it again" for place in places_]
+    others = [job.path for job in jobs if not _same_place(job.path, ours)]
+    return [f"the agent had been loaded from {place}: remove that file, or launchd loads it again" for place in others]
+
+
+def _same_place(shown: str | None, ours: Path) -> bool:
+    """Links may be shown resolved (a home folder on another volume), and the path not at all."""
+    return shown is None or os.path.realpath(shown) == os.path.realpath(ours)
 
 
 def _without_a_screen(domain: str) -> list[str]:
