@@ -43,15 +43,12 @@ def watch(session: Session, interval_s: float, show: Callable[[Status, Terminal]
 
 def _while_it_runs(session: Session, interval_s: float, screen: _Screen) -> str:
     """Draw until the daemon goes; a sentence that says how."""
-    with session.daemon_client(fallback=False) as client:
+    with session.daemon_client(fallback=False) as client, contextlib.suppress(NotRunning, ShuttingDown):
         heard = _listen(client)
-        try:
-            while True:
-                screen.draw(client.status())
-                if _next(heard, interval_s) == _GONE:
-                    return "the daemon stopped"
-        except (NotRunning, ShuttingDown):
-            return "the daemon stopped"
+        screen.draw(client.status())
+        while _next(heard, interval_s) != _GONE:
+            screen.draw(client.status())
+    return "the daemon stopped"
 
 
 def _next(heard: queue.SimpleQueue[str], interval_s: float) -> str:
@@ -82,16 +79,20 @@ def _listen(client: Client) -> queue.SimpleQueue[str]:
 def _wait(session: Session) -> None:
     """Until a daemon answers again, --timeout at most. Raises NotRunning, NotAnswering."""
     ends = time.monotonic() + session.timeout_s
-    while True:
-        with session.daemon_client(wait_s=max(0.0, ends - time.monotonic()), fallback=False) as client:
-            try:
-                client.ping()
-            except (ShuttingDown, NotAnswering) as error:  # the old one, on its way out
-                if time.monotonic() >= ends:
-                    raise error from None
-                time.sleep(0.1)
-            else:
-                return
+    while not _is_back(session, ends):
+        time.sleep(0.1)
+
+
+def _is_back(session: Session, ends: float) -> bool:
+    """Whether one answers; the old one may still be on its way out. Raises what it says when the time is over."""
+    with session.daemon_client(wait_s=max(0.0, ends - time.monotonic()), fallback=False) as client:
+        try:
+            client.ping()
+        except (ShuttingDown, NotAnswering):
+            if time.monotonic() >= ends:
+                raise
+            return False
+    return True
 
 
 class _Screen:

@@ -137,12 +137,16 @@ class LogFile(logging.Handler):
             return  # this line still goes to the old file; the next one sees the new
         try:
             if self._current():
-                for number in range(FILE_COUNT - 1, 0, -1):
-                    with contextlib.suppress(FileNotFoundError):
-                        self._named(number - 1).rename(self._named(number))
+                self._move_on()
         finally:
             self._drop()
         self._open()
+
+    def _move_on(self) -> None:
+        """Each file takes the next one's name; the oldest is gone."""
+        for number in range(FILE_COUNT - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                self._named(number - 1).rename(self._named(number))
 
     def _named(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
