@@ -156,7 +156,7 @@ def main() -> int:
             f"connections refused during {RESTARTS} restarts ({fates['answered']} answered, {fates['closed']} closed)"
         )
         figures.at_most("R39", what, fates["refused"], "connections", 0)
-        figures.at_most("R39", "from kill -9 until another process answers", back_after_a_crash(session), "s", 5)
+        figures.at_most("R39", "from kill -9 until another process answers", back_after_a_crash(session), "s", 10)
         session.agent().uninstall()
     return 0
 
