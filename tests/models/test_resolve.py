@@ -105,6 +105,16 @@ def test_damaged_configs_are_invalid(folder: Path, content: bytes, says: str) ->
     assert error.value.field == "model.path"
 
 
+@pytest.mark.parametrize("content", [b"canary: 7f\n[default]\n", b'{"canary: 7f', b"\xffcanary: 7f", b'"canary: 7f"'])
+def test_a_file_that_is_no_config_is_not_shown(tmp_path: Path, content: bytes) -> None:
+    """A link to another file of the user's tells that it is no config, and nothing of what it holds."""
+    (tmp_path / "secret").write_bytes(content)
+    (tmp_path / "config.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelConfigInvalid) as error:
+        resolve(path=str(tmp_path))
+    assert "canary" not in error.value.message + error.value.hint
+
+
 def test_infinity_is_allowed_since_published_configs_hold_it(folder: Path) -> None:
     """Mamba-2 configs say "time_step_limit": [0.0, Infinity]."""
     (folder / "config.json").write_text('{"model_type": "mamba2", "time_step_limit": [0.0, Infinity]}')
