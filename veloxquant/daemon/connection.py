@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _FRAMES_A_TURN = 32
 """Frames of one client answered before others get their turn."""
 _HIGH_WATER_BYTES = 64 * 1024
+_PIECE_BYTES = 4096
+"""What is cut into frames at a time."""
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"OPTIONS ", b"DELETE ", b"PATCH ", b"CONNECT ")
 _HTTP_TEXT = b"this socket speaks newline-delimited JSON-RPC 2.0, not HTTP; try veloxquantctl status\n"
 _HTTP_ANSWER = (
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._splitter = FrameSplitter()
+        self._arrived = b""
         self._frames: deque[bytes] = deque()
         self._transport: asyncio.Transport
         self._working: asyncio.Task[None] | None = None
@@ -91,18 +94,15 @@ class Connection(asyncio.Protocol):
             self._cancel(name)
         if self._working is not None:
             self._working.cancel()
-        self._frames.clear()
+        self._forget()
         self._desk.gone(self)
 
     def data_received(self, data: bytes) -> None:
-        """Cut into frames and answer them."""
+        """Answer what it completes."""
         self._last_heard = self._loop.time()
-        frames = self._splitter.feed(data)
-        if frames or not self._splitter.pending_bytes:
+        self._arrived = self._arrived + data if self._arrived else data
+        if b"\n" in data:
             self._cancel("half")
-        if self._splitter.pending_bytes and "half" not in self._timers:
-            self._after("half", self._patience.half_frame_s, self._drop, "half a frame")
-        self._frames.extend(frames)
         self._work()
 
     def eof_received(self) -> bool:
@@ -144,12 +144,23 @@ class Connection(asyncio.Protocol):
         self._cancel("turn")
         out: list[bytes] = []
         size = 0
-        while self._frames and len(out) < _FRAMES_A_TURN and size < _HIGH_WATER_BYTES and self._may_answer():
+        while len(out) < _FRAMES_A_TURN and size < _HIGH_WATER_BYTES and self._may_answer() and self._has_frame():
             out.append(self._answer(self._frames.popleft()))
             size += len(out[-1])
         if size and not self._transport.is_closing():
             self._transport.write(b"".join(out))
         self._settle()
+
+    def _has_frame(self) -> bool:
+        """Whether a frame waits. What arrived is cut piece by piece: as objects, short lines take 20 times the room."""
+        while self._arrived and not self._frames:
+            piece, self._arrived = self._arrived[:_PIECE_BYTES], self._arrived[_PIECE_BYTES:]
+            self._frames.extend(self._splitter.feed(piece))
+            if self._frames or not self._splitter.pending_bytes:
+                self._cancel("half")
+        if self._splitter.pending_bytes and not self._arrived and "half" not in self._timers:
+            self._after("half", self._patience.half_frame_s, self._drop, "half a frame")
+        return bool(self._frames)
 
     def _may_answer(self) -> bool:
         return self._working is None and self.writable and not self._transport.is_closing()
@@ -157,7 +168,7 @@ class Connection(asyncio.Protocol):
     def _answer(self, frame: bytes) -> bytes:
         """The line to write now; nothing when a task will write it."""
         if frame.startswith(_HTTP_VERBS):
-            self._frames.clear()
+            self._forget()
             self._at_end = True
             return _HTTP_ANSWER
         answer = self._desk.answer(frame, self)
@@ -177,7 +188,7 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if self._may_answer():
-            if self._frames:
+            if self._frames or self._arrived:
                 self._timers["turn"] = self._loop.call_soon(self._work)
             elif self._splitter.overflowed:
                 self.send(encode_error(None, self._splitter.error()))
@@ -186,10 +197,15 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
         if self._at_end or self._transport.is_closing():
             return
-        if self._frames or not self.writable:
+        if self._frames or self._arrived or not self.writable:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _forget(self) -> None:
+        """What arrived and was not answered."""
+        self._arrived = b""
+        self._frames.clear()
 
     def _check_idle(self) -> None:
         left = self._last_heard + self._patience.idle_s - self._loop.time()
