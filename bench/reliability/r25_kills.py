@@ -30,7 +30,7 @@ def main() -> int:
             try:
                 print(kills(directory, times), file=sys.stderr, flush=True)
             except AssertionError as error:
-                print(error, file=sys.stderr)
+                print(repr(error), file=sys.stderr)
                 broken = 1
         figures.say("R25", f"broken directories after {times:,} kills of {what}", broken, "", "0", met=not broken)
     return 0
