@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 from veloxquant.errors import MethodNotFound
 from veloxquant.methods import probe, registry, verdicts
 from veloxquant.methods.checks import sample_part
+from veloxquant.methods.plugin import Plugin
+from veloxquant.methods.upgrades import Imported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -371,6 +374,21 @@ def test_a_plugin_with_compiled_parts_needs_a_restart_and_says_so(install: Any) 
     assert loaded.warnings == ("first: this process runs 1.0; restart to use first 1.1",)
     assert loaded.sources["one"].version == "1.0"
     assert loaded.fingerprint == before.fingerprint
+
+
+@pytest.mark.parametrize("module", ["veloxquant.units", "json.tool", "msgspec.structs"])
+def test_what_the_process_runs_on_is_never_taken_out_of_memory(module: str) -> None:
+    """An entry point may name anybody's module; one that changed on disk is still in use by all others."""
+    importlib.import_module(module)
+    before = dict(sys.modules)
+    imported = Imported()
+    plugin = Plugin("stranger", "odd", module, "1.0")
+    assert imported.renew(plugin, "stamp").warning is None
+    upgraded = Plugin("stranger", "odd", module, "1.1")
+    assert imported.renew(upgraded, "another").warning == (
+        "stranger: this process runs 1.0; restart to use stranger 1.1"
+    )
+    assert before.items() <= sys.modules.items()
 
 
 def test_two_plugins_of_one_package_are_renewed_together(install: Any) -> None:

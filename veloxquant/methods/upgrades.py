@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+_SHARED = frozenset({"veloxquant", "veloxquant_plugins", "msgspec", "pluggy", "psutil", "watchdog"})
+"""What this process runs on, as it does on the standard library: an entry point may name any of it."""
+
+
 class Running(NamedTuple):
     """What an import of a plugin gives from here on."""
 
@@ -53,6 +57,8 @@ def _is_imported(plugin: Plugin) -> bool:
 def _forget(plugin: Plugin) -> bool:
     """Take all of the plugin's top package out of sys.modules; whether that could be done."""
     top = plugin.module.partition(".")[0]
+    if top in _SHARED or top in sys.stdlib_module_names:
+        return False
     ours = {name: module for name, module in sys.modules.items() if name == top or name.startswith(f"{top}.")}
     if not all(_is_plain(module) for module in ours.values()):
         return False
