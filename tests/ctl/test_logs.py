@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from veloxquant import paths
 from veloxquant.ctl import log_lines, logs
 from veloxquant.ctl.log_lines import Follower
+from veloxquant.ctl.terminal import Terminal
 from veloxquant.errors import NotRunning
 
 if TYPE_CHECKING:
@@ -99,8 +101,6 @@ def test_a_huge_log_is_read_from_its_end(log: Path, monkeypatch: pytest.MonkeyPa
 @given(st.lists(st.binary(max_size=40).filter(lambda one: b"\n" not in one), max_size=30), st.integers(1, 50))
 def test_backwards_is_forwards_reversed(lines: list[bytes], block: int) -> None:
     """Whatever the lines and wherever the blocks are cut; as bytes.split has it."""
-    import io
-
     data = b"".join(one + b"\n" for one in lines)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_lines, "_BLOCK_BYTES", block)
@@ -164,6 +164,28 @@ def test_no_line_can_command_the_terminal(ctl: Run, log: Path) -> None:
     assert "\x1b" not in out
     assert "\x07" not in out
     assert "\\x1b[2J\\x07" in out
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=2)
+)
+LINES = st.dictionaries(
+    st.sampled_from(["ts", "level", "event", "traceback", "text"]) | st.text(), ANYTHING, max_size=6
+)
+
+
+@given(LINES.map(lambda line: json.dumps(line).encode()) | st.binary(max_size=60))
+@example(b'{"event": "x", "ts": "0001-01-01T00:00:00"}')
+@example(b'{"event": "x", "level": "\\ud800"}')
+def test_whatever_a_line_holds_it_is_shown(line: bytes) -> None:
+    """Any fields of any kind, and any bytes: never an error, never a control letter but the newlines."""
+    out = io.StringIO()
+    terminal = Terminal(out, io.StringIO(), color="never")
+    logs.show_text(logs.read(line), terminal)
+    logs.show_json(logs.read(line), terminal)
+    shown = out.getvalue()
+    assert shown.endswith("\n")
+    assert shown.replace("\n", "").isprintable()
 
 
 def test_without_a_log_it_says_so(ctl: Run, log: Path) -> None:

@@ -39,10 +39,11 @@ def written() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def config(short_folder: Path) -> Config:
-    """A daemon in a folder of the test's own."""
+    """A daemon in a folder of the test's own; its watcher, a thread with a clock of its own, is looked at apart."""
     folder = short_folder / "s"
     folder.mkdir(mode=0o700)
-    return load(flags={"socket.path": str(folder / "d.sock"), "records.directory": str(short_folder / "records")})
+    flags = {"socket.path": str(folder / "d.sock"), "records.directory": str(short_folder / "records")}
+    return load(flags=flags | {"records.watch": "false"})
 
 
 def at_rest(config: Config, stream: io.StringIO) -> tuple[list[float], str]:

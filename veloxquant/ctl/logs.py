@@ -135,7 +135,7 @@ def _local(stamp: Any) -> str:
 
     try:
         return datetime.fromisoformat(str(stamp)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except ValueError:
+    except (ValueError, OverflowError, OSError):  # no time at all, or none that this clock's zone has
         return printable(str(stamp))
 
 
