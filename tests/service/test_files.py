@@ -56,6 +56,22 @@ def test_what_is_staged_is_no_name_that_a_manager_reads(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("next_step", ["stage", "remove"])
+def test_what_a_killed_install_had_staged_goes(tmp_path: Path, next_step: str) -> None:
+    """A kill -9 removes nothing; the next install or removal does, and takes nothing of others."""
+    path = tmp_path / "a.plist"
+    names = [".a.plist.x1y2.new", ".b.plist.x1y2.new", "a.plist.new", ".a.plist.swp"]
+    for name in names:
+        (tmp_path / name).touch()
+    if next_step == "stage":
+        with files.Staged(path, b"new") as staged:
+            staged.publish()
+        assert files.remove(path)
+    else:
+        assert not files.remove(path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(names[1:])
+
+
 def test_a_file_that_others_may_write_is_not_the_same(tmp_path: Path) -> None:
     """It would be refused by launchd, so an install writes it anew."""
     path = tmp_path / "a.plist"

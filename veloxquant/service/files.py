@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MODE = 0o644
 """launchd loads no agent that its group or others could write; systemd warns of files that others cannot read."""
 _PROBE_S = 1.0
+_STAGED = ".new"
 
 
 @contextmanager
@@ -66,11 +67,12 @@ class Staged:
     """The new content on the disk, beside its place: what can fail (space, rights) fails before anything is stopped."""
 
     def __init__(self, path: Path, content: bytes) -> None:
-        """Raises ServiceRefused when the folder cannot be written."""
+        """Call with the folder held. Raises ServiceRefused when the folder cannot be written."""
         self.path = path
         try:
+            remove_staged(path)
             # launchd and systemd look at names that end in .plist, .service, .socket: this one does not.
-            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_STAGED, dir=path.parent)
         except OSError as error:
             raise _unwritable(path, error) from None
         self._staged = Path(name)
@@ -99,9 +101,16 @@ class Staged:
         _sync(self.path.parent)
 
 
+def remove_staged(path: Path) -> None:
+    """What an install that was killed had staged for this place. Call with the folder held. Raises OSError."""
+    for left in path.parent.glob(f".{path.name}.*{_STAGED}"):
+        left.unlink()
+
+
 def remove(path: Path) -> bool:
-    """Remove a file of ours; whether there was one. Raises ServiceRefused."""
+    """Remove a file of ours, and what was staged for it; whether there was one. Raises ServiceRefused."""
     try:
+        remove_staged(path)
         path.unlink()
     except FileNotFoundError:
         return False

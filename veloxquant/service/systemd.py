@@ -70,7 +70,7 @@ class SystemdAgent:
             self._stop(before)
             if present:
                 self.systemctl.change("disable", *present)
-            removed = [self.folder / unit for unit in present if files.remove(self.folder / unit)]
+            removed = [self.folder / unit for unit in _UNITS if files.remove(self.folder / unit)]
             removed += [link for link in self._dangling() if files.remove(link)]
         if not removed and not any(map(_known, before.values())):
             return self._done(changed=False, summary="nothing was installed")
