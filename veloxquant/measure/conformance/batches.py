@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.caches.held import arrays, held_bytes
-from veloxquant.measure.conformance.generation import PREFILL_STEP, Made, greedy, same_tokens
+from veloxquant.measure.conformance import models
+from veloxquant.measure.conformance.generation import PREFILL_STEP, Made, greedy, noise_shown, same_tokens
 from veloxquant.measure.conformance.outcome import failed, not_applicable, unless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from veloxquant.measure.conformance.models import Own
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
 
@@ -30,10 +33,11 @@ def rows_are_single_runs(subject: Subject) -> Verdict:
     problems: list[tuple[str, str]] = []
     for rows in subject.effort.batches:
         prompts = _prompts(subject, rows)
-        counts = [subject.effort.generated - row % 3 for row in range(rows)]
+        counts = tuple(subject.effort.generated - row % 3 for row in range(rows))
         made = _batched(subject, prompts, counts)
+        shown = _noise_shown(models.Own(subject.architecture.name), prompts, counts)
         for row, prompt in enumerate(prompts):
-            told = same_tokens(subject, made[row], greedy(subject, prompt, counts[row]))
+            told = same_tokens(subject, made[row], greedy(subject, prompt, counts[row]), shown)
             if told is not None:
                 problems.append((f"row {row} of {rows} ({len(prompt)} tokens) as the prompt alone", told))
             problems += _extracted(subject, made[row].caches, len(prompt) + counts[row])
@@ -87,22 +91,29 @@ def _no_batch(subject: Subject) -> Verdict | None:
     return not_applicable(f"one of the list's caches, a {stuck[0]}, has no merge") if stuck else None
 
 
-def _prompts(subject: Subject, rows: int) -> list[tuple[int, ...]]:
+def _prompts(subject: Subject, rows: int) -> tuple[tuple[int, ...], ...]:
     count = subject.prompt_tokens
-    return [subject.text(9 * row, max(2, round(share * count))) for row, share in enumerate(_SHARES[:rows])]
+    return tuple(subject.text(9 * row, max(2, round(share * count))) for row, share in enumerate(_SHARES[:rows]))
 
 
-def _generator(subject: Subject, prompts: Sequence[tuple[int, ...]], counts: list[int], step: int) -> Any:
+@functools.cache
+def _noise_shown(own: Own, prompts: tuple[tuple[int, ...], ...], counts: tuple[int, ...]) -> float:
+    """How far the engine's own batch is from its own single runs, in any row: which one is hit is chance."""
+    made = _batched(own, prompts, counts)
+    return max(noise_shown(made[row], greedy(own, prompt, counts[row])) for row, prompt in enumerate(prompts))
+
+
+def _generator(subject: Subject | Own, prompts: Sequence[tuple[int, ...]], counts: Sequence[int], step: int) -> Any:
     from mlx_lm.generate import BatchGenerator
 
     generator = BatchGenerator(subject.model, prefill_step_size=step)
     generator.insert(
-        [list(prompt) for prompt in prompts], max_tokens=counts, caches=[subject.caches() for _ in prompts]
+        [list(prompt) for prompt in prompts], max_tokens=list(counts), caches=[subject.caches() for _ in prompts]
     )
     return generator
 
 
-def _batched(subject: Subject, prompts: Sequence[tuple[int, ...]], counts: list[int]) -> list[Made]:
+def _batched(subject: Subject | Own, prompts: Sequence[tuple[int, ...]], counts: Sequence[int]) -> list[Made]:
     """What each row made, and the caches it left. Rows enter and leave the batch one by one."""
     generator = _generator(subject, prompts, counts, PREFILL_STEP)
     made = [Made([], []) for _ in prompts]

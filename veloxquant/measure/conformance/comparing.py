@@ -3,8 +3,13 @@
 A code flips where noise takes a number across a boundary. Of words of 32 bits with codes of b bits, a share f of which
 has one code that flipped by a step, the error adds sqrt(12 f b / 32) to that of rounding to the nearest, which is a
 step over sqrt(12): with 8 bits, the most, 1.7 sqrt(f) of what the method itself does. It is taken for 2 sqrt(f), since
-what is left of a group may be fitted anew, f being that of the array of codes with the largest share. A cache that
-packs other numbers than it should differs in far more words: all that a token, or a group, has.
+what is left of a group may be fitted anew, f being that of the array of codes with the largest share.
+
+That is an average over the tokens compared. One flip need not be average: in a token that those compared attend to most
+it weighs as much as that token does, and a generation compares one token at a time. A few flips are therefore allowed
+the most, wherever they are. A cache that packs other numbers than it should differs in far more
+words, all that a token, or a group, has (of one head of width 64, 8 words at 4 bits, for K and for V each); one that
+attends wrongly to the right numbers differs in none, or, layers above, in nearly all.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NOISE = 1e-5
-"""Float noise, as a share of the largest logit; if larger, what the engine's own caches show when cut likewise."""
+"""Float noise, as a share of the largest logit; if larger, ten times what the engine's own caches show in its place."""
 NOISE_TIMES = 10.0
 FLIPS = 0.02
 """Share of what the method moves the logits by that may differ though no word held shows a flip: words may be gone."""
@@ -27,6 +32,7 @@ FEW_WORDS, FEW_OF_ALL = 4, 0.005
 """At most so many words of a layer, or so large a share of them, are flips. In the first layer that has any: those
 above follow from it."""
 FLIP_EFFECT, MOST_EFFECT = 2.0, 0.2
+"""More than a few flips may have FLIP_EFFECT x sqrt(share), and none more than MOST_EFFECT, which a few may have."""
 
 
 class Flips(NamedTuple):
@@ -43,10 +49,17 @@ def rms(array: Any) -> float:
     return math.sqrt(float((array * array).mean()))
 
 
+def farthest(one: Any, other: Any) -> float:
+    """Largest difference."""
+    return float(abs(one - other).max())
+
+
 def allowed(flips: Flips) -> float:
     """Share of what the method moves the logits by, that two runs may differ by."""
-    if flips.words > max(FEW_WORDS, FEW_OF_ALL * flips.of):
+    if flips.words == 0 or flips.words > max(FEW_WORDS, FEW_OF_ALL * flips.of):
         return FLIPS
+    if flips.words <= FEW_WORDS:
+        return MOST_EFFECT
     return min(MOST_EFFECT, max(FLIPS, FLIP_EFFECT * math.sqrt(flips.worst)))
 
 

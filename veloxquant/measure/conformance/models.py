@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
@@ -102,11 +102,35 @@ def logits(made: Any, caches: list[Any], tokens: tuple[int, ...], chunk: int | N
     return all_logits
 
 
+class Own(NamedTuple):
+    """The engine's own caches on an architecture's model, where a subject has the method's."""
+
+    name: str
+
+    @property
+    def model(self) -> Any:
+        """Shared with the subjects."""
+        return model(self.name)
+
+    def caches(self) -> list[Any]:
+        """For one request."""
+        return engine.fresh_caches(self.model)
+
+
 @functools.cache
 def own_logits(name: str, count: int, chunk: int | None = None) -> Any:
     """The engine's own caches on the first `count` tokens of the text."""
-    made = model(name)
-    return logits(made, engine.fresh_caches(made), text()[:count], chunk)
+    own = Own(name)
+    return logits(own.model, own.caches(), text()[:count], chunk)
+
+
+@functools.cache
+def own_continued(name: str, count: int, more: int, chunk: int | None = None) -> Any:
+    """The `more` tokens after the first `count`, which were given in one call, with the engine's own caches."""
+    own = Own(name)
+    caches = own.caches()
+    logits(own.model, caches, text()[:count])
+    return logits(own.model, caches, text()[count : count + more], chunk)
 
 
 def plain_cache(count: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from veloxquant.measure.conformance import models
-from veloxquant.measure.conformance.comparing import rms
+from veloxquant.measure.conformance.comparing import farthest, rms
 from veloxquant.measure.conformance.outcome import failed, not_applicable, unless
 from veloxquant.measure.conformance.subject import MORE, Run
 
@@ -46,7 +46,8 @@ def chunks_are_one_call(subject: Subject) -> Verdict:
         count = _tokens(subject, size)
         caches = subject.caches()
         seen = Run(subject.logits(caches, subject.text(count=count), size), caches)
-        told = subject.unlike(seen, subject.in_one_call(count), size)
+        own, cut = (models.own_logits(subject.architecture.name, count, pieces) for pieces in (None, size))
+        told = subject.unlike(seen, subject.in_one_call(count), farthest(cut, own))
         if told is not None:
             problems.append((f"logits of {count} tokens in chunks of {size} equal to those of one call", told))
     return unless(problems)
@@ -62,5 +63,9 @@ def _tokens(subject: Subject, size: int) -> int:
 def many_tokens_are_many_calls(subject: Subject) -> Verdict:
     """After the prompt, 40 tokens in one call give the logits of 40 calls."""
     caches = subject.filled()
-    told = subject.unlike(Run(subject.logits(caches, subject.more, 1), caches), subject.continued, 1)
+    seen = Run(subject.logits(caches, subject.more, 1), caches)
+    own, cut = (
+        models.own_continued(subject.architecture.name, subject.prompt_tokens, MORE, pieces) for pieces in (None, 1)
+    )
+    told = subject.unlike(seen, subject.continued, farthest(cut, own))
     return unless([] if told is None else [(f"{MORE} tokens in one call equal to {MORE} calls", told)])

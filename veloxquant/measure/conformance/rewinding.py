@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import VeloxError
 from veloxquant.measure.conformance import models
-from veloxquant.measure.conformance.generation import Made, greedy, same_tokens
+from veloxquant.measure.conformance.generation import Made, greedy, noise_shown, same_tokens
 from veloxquant.measure.conformance.outcome import failed, not_applicable, refused, unless
 from veloxquant.measure.conformance.subject import MORE, Run
 
 if TYPE_CHECKING:
+    from veloxquant.measure.conformance.models import Own
     from veloxquant.measure.conformance.outcome import Verdict
     from veloxquant.measure.conformance.subject import Subject
 
@@ -75,7 +77,9 @@ def speculation_changes_nothing(subject: Subject) -> Verdict:
     if len(caches) != len(subject.model.layers):
         return not_applicable("mlx-lm splits the list at the number of layers, and this model has fewer caches")
     rewinds = [_Counted(cache) for cache in subject.packed(caches).values()]
-    told = same_tokens(subject, _speculated(subject, caches), greedy(subject, subject.text(), subject.effort.generated))
+    prompt, count = subject.text(), subject.effort.generated
+    shown = _noise_shown(models.Own(subject.architecture.name), prompt, count)
+    told = same_tokens(subject, _speculated(subject, caches, prompt, count), greedy(subject, prompt, count), shown)
     if told is not None:
         return failed("the greedy tokens of plain generation", told)
     return unless([] if all(one.rewinds for one in rewinds) else [("a rewind in every layer", "the draft was right")])
@@ -83,7 +87,7 @@ def speculation_changes_nothing(subject: Subject) -> Verdict:
 
 def _refused_by_the_engine(subject: Subject, caches: list[Any]) -> Verdict:
     try:
-        _speculated(subject, caches)
+        _speculated(subject, caches, subject.text(), subject.effort.generated)
     except ValueError as error:
         if any(cache.offset for cache in subject.packed(caches).values()):
             return failed("a refusal before any token", f"{error}, with tokens in the caches")
@@ -91,15 +95,21 @@ def _refused_by_the_engine(subject: Subject, caches: list[Any]) -> Verdict:
     return failed("a refusal of caches that cannot be trimmed", "speculative decoding ran")
 
 
-def _speculated(subject: Subject, caches: list[Any]) -> Made:
+@functools.cache
+def _noise_shown(own: Own, prompt: tuple[int, ...], count: int) -> float:
+    """How far the engine's own caches are from plain generation when they are rewound."""
+    return noise_shown(_speculated(own, own.caches(), prompt, count), greedy(own, prompt, count))
+
+
+def _speculated(subject: Subject | Own, caches: list[Any], prompt: tuple[int, ...], count: int) -> Made:
     import mlx.core as mx
     from mlx_lm.generate import speculative_generate_step
 
     made = speculative_generate_step(
-        mx.array(subject.text()),
+        mx.array(prompt),
         subject.model,
         models.draft(),
-        max_tokens=subject.effort.generated,
+        max_tokens=count,
         prompt_cache=[*caches, *models.draft_caches()],
         num_draft_tokens=DRAFT_TOKENS,
     )

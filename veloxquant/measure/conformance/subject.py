@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from veloxquant.methods.method import Method
     from veloxquant.profiles.model import CachePart, Probe
 
-_NOISE_CALLS = 40
 MORE = 40
 """Tokens with which caches that hold the prompt go on."""
 
@@ -167,23 +166,22 @@ class Subject:
         """Root mean square of what the method moves the logits by, against the engine's own caches."""
         return rms(self.in_one_call(count).logits - models.own_logits(self.architecture.name, count))
 
-    def noise(self, count: int, chunk: int | None = None) -> float:
-        """Largest difference of logits that is float noise here: ten times what the engine's own caches show."""
-        least = NOISE * float(abs(models.own_logits(self.architecture.name, count)).max())
-        if chunk is None:
-            return least
-        enough = min(self.effort.lengths[0], _NOISE_CALLS * chunk)
-        own, cut = (models.own_logits(self.architecture.name, enough, size) for size in (None, chunk))
-        return max(least, NOISE_TIMES * float(abs(cut - own).max()))
+    def noise(self, count: int, shown: float = 0.0) -> float:
+        """Largest difference of logits that is float noise: ten times what the engine's own caches have `shown`.
 
-    def unlike(self, seen: Run, expected: Run, chunk: int | None = None) -> str | None:
+        What they show is measured where the very same is done with them: as many tokens in the same pieces.
+        """
+        least = NOISE * float(abs(models.own_logits(self.architecture.name, count)).max())
+        return max(least, NOISE_TIMES * shown)
+
+    def unlike(self, seen: Run, expected: Run, shown: float = 0.0) -> str | None:
         """None where logits are equal but for float noise and the few codes it flips, else by how much they are not.
 
-        Caches are compared where both runs still have theirs.
+        Caches are compared where both runs still have theirs. `shown` as `noise` takes it.
         """
         difference = seen.logits - expected.logits
         worst, typical = float(abs(difference).max()), rms(difference)
-        moved, noise = self.moved(self.prompt_tokens), self.noise(self.prompt_tokens, chunk)
+        moved, noise = self.moved(self.prompt_tokens), self.noise(self.prompt_tokens, shown)
         if worst <= noise or typical <= FLIPS * moved:
             return None
         flips = flipped((seen.caches[at], expected.caches[at]) for at in self._both_packed(seen, expected))
