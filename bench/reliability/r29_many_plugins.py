@@ -22,15 +22,18 @@ import veloxquant.methods
 began = time.perf_counter()
 for at in range(int(sys.argv[2])):
     importlib.import_module(f"vqmany{at}_module")
-print(json.dumps([time.perf_counter() - began, int(sys.argv[2])]))
+print(json.dumps([time.perf_counter() - began, 0, int(sys.argv[2])]))
 """
 _LOADING = """
-import json, sys, time
+import json, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 from veloxquant.methods import registry
+before = time.process_time()
 began = time.perf_counter()
 loaded = registry.load()
-print(json.dumps([time.perf_counter() - began, sum(m.name.startswith("vqmany") for m in loaded.methods)]))
+spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+cpu = sum(one.ru_utime + one.ru_stime for one in spent) - before
+print(json.dumps([time.perf_counter() - began, cpu, sum(m.name.startswith("vqmany") for m in loaded.methods)]))
 """
 
 
@@ -42,26 +45,27 @@ def main() -> int:
         for at in range(COUNT):
             plugins.lay_out(site, f"vqmany{at}")
         _seconds(_IMPORTING, site, Path(folder) / "bytecode")  # as installed: byte code is there
-        own = statistics.median(_seconds(_IMPORTING, site, Path(folder) / "none") for _ in range(rounds))
+        own = statistics.median(_seconds(_IMPORTING, site, Path(folder) / "none")[0] for _ in range(rounds))
         first = [_seconds(_LOADING, site, Path(folder) / f"first{at}") for at in range(rounds)]
         again = [_seconds(_LOADING, site, Path(folder) / "first0") for _ in range(rounds)]
     figures.say("R29", f"{COUNT} plugins: their own imports", own, "s", "none", met=True)
-    for what, seconds in (("all tried out", first), ("verdicts remembered", again)):
-        beyond = statistics.median(seconds) - own
-        figures.at_most("R29", f"{COUNT} plugins, {what}: beyond their imports", beyond, "s", 1.0)
+    for what, found in (("all tried out", first), ("verdicts remembered", again)):
+        seconds, cpu = (statistics.median(values) for values in zip(*found, strict=True))
+        figures.at_most("R29", f"{COUNT} plugins, {what}: beyond their imports", seconds - own, "s", 1.0)
+        figures.say("R29", f"{COUNT} plugins, {what}: processor time, all cores", cpu, "s", "none", met=True)
     return 0
 
 
-def _seconds(code: str, site: Path, cache: Path) -> float:
+def _seconds(code: str, site: Path, cache: Path) -> tuple[float, float]:
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "HOME": str(cache)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-c", code, str(site), str(COUNT)], capture_output=True, check=True, env=environment
     )
-    seconds, loaded = json.loads(done.stdout)
+    seconds, cpu, loaded = json.loads(done.stdout)
     if loaded != COUNT:
         raise SystemExit(f"{loaded} of {COUNT} plugins were loaded")
-    return float(seconds)
+    return float(seconds), float(cpu)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def _plugins(distribution: Distribution) -> frozenset[Plugin]:
     points = [point for point in distribution.entry_points if point.group == ENTRY_POINT_GROUP]
     if not points:
         return frozenset()
-    name, version = distribution.metadata["Name"], distribution.version
+    metadata = distribution.metadata  # read and parsed at each mention
+    name, version = metadata["Name"], metadata["Version"]
     if not name:
         raise ValueError("its metadata has no name")
     for text in (name, version or "", *(text for point in points for text in (point.name, point.value))):

@@ -10,12 +10,12 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.errors import MethodRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _OURS = "veloxquant"
 _SHARED = (
@@ -26,7 +26,21 @@ _SHARED = (
 )
 """Modules of others that a planner rests on. Their functions and classes are compared, and those of all of ours."""
 
-Functions = dict[tuple[str, str], Any]
+
+class Place(NamedTuple):
+    """Where a function or class is found: its name, the namespace that holds it, and what it is."""
+
+    name: str
+    space: Mapping[str, Any]
+    attribute: str
+    made: Any
+
+
+class Functions(NamedTuple):
+    """Modules, and all that is in them."""
+
+    modules: dict[str, Any]
+    places: tuple[Place, ...]
 
 
 def look() -> dict[str, Any]:
@@ -51,7 +65,8 @@ def look() -> dict[str, Any]:
 def functions() -> Functions:
     """Every function and class of ours and of the modules we rest on, as imported by now."""
     names = [name for name in sys.modules if name == _OURS or name.startswith(f"{_OURS}.") or name in _SHARED]
-    return dict(found for name in names for found in _functions_of(name))
+    places = tuple(place for name in names for place in _places_of(name))
+    return Functions({name: sys.modules[name] for name in names}, places)
 
 
 def check_unchanged(before: dict[str, Any], known: Functions) -> None:
@@ -63,7 +78,8 @@ def check_unchanged(before: dict[str, Any], known: Functions) -> None:
             f"loading it changes {' and '.join(changed)}, which the whole process shares",
             hint="do it inside build(), or not at all",
         )
-    replaced = [f"{module}.{name}" for (module, name), made in known.items() if not _is_still(module, name, made)]
+    replaced = [name for name, module in known.modules.items() if sys.modules.get(name) is not module]
+    replaced += [name for name, space, attribute, made in known.places if space.get(attribute) is not made]
     if replaced:
         raise MethodRefused(
             f"loading it replaces {', '.join(sorted(replaced)[:3])}, which the whole process shares",
@@ -71,25 +87,19 @@ def check_unchanged(before: dict[str, Any], known: Functions) -> None:
         )
 
 
-def _functions_of(name: str) -> Iterator[tuple[tuple[str, str], Any]]:
-    for attribute, value in list(vars(sys.modules[name]).items()):
+def _places_of(module: str) -> Iterator[Place]:
+    space = vars(sys.modules[module])
+    for attribute, value in list(space.items()):
         if not callable(value):
             continue
-        yield (name, attribute), value
-        if isinstance(value, type) and value.__module__ == name and name.startswith(_OURS):
-            yield from (((name, f"{attribute}.{inner}"), made) for inner, made in _made(value))
+        yield Place(f"{module}.{attribute}", space, attribute, value)
+        if isinstance(value, type) and value.__module__ == module and module.startswith(_OURS):
+            inside = vars(value)
+            yield from (Place(f"{module}.{attribute}.{name}", inside, name, made) for name, made in _made(inside))
 
 
-def _made(kind: type) -> list[tuple[str, Any]]:
-    return [(name, made) for name, made in vars(kind).items() if callable(made) or isinstance(made, property)]
-
-
-def _is_still(module: str, name: str, made: Any) -> bool:
-    owner, _, attribute = name.rpartition(".")
-    holder: Any = sys.modules.get(module)
-    if owner:
-        holder = getattr(holder, owner, None)
-    return getattr(holder, "__dict__", {}).get(attribute) is made
+def _made(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, made) for name, made in space.items() if callable(made) or isinstance(made, property)]
 
 
 def _umask() -> int:
