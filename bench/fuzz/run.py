@@ -64,7 +64,11 @@ def _fuzz(name: str, rest: list[str]) -> int:
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["veloxquant", "veloxquant_plugins"]):
         from fuzz import targets
-    atheris.Setup([name, *rest], targets.TARGETS[name])
+    # libFuzzer starts itself again to merge, by its first argument.
+    again = WORK / f"{name}.sh"
+    again.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" --target {name} -- "$@"\n', encoding="utf-8")
+    again.chmod(0o700)
+    atheris.Setup([str(again), *rest], targets.TARGETS[name])
     atheris.Fuzz()
     return 0
 
