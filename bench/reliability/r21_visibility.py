@@ -31,6 +31,8 @@ from veloxquant.benchmarks.record_text import encode
 from veloxquant.wire.messages import encode_request
 
 RECORDS = 10_000
+LABEL = "affine4-g64"
+QUESTION = encode_request(1, "plan", questions.params(4096) | {"methods": [LABEL]})
 PATIENCE_S = 30.0
 SCANS = 20
 SETTLE_S = 10.0
@@ -62,8 +64,18 @@ def evidence(answer: Any) -> set[str]:
     return {key for one in found for key in one["memory"]["evidence"]["record_ids"]}
 
 
+def spent_ms(asker: wire.Wire, records: Path, number: int) -> float:
+    """Milliseconds from the rename to the first plan that names the record."""
+    began = publish(records, number, LABEL)
+    while f"visible-{number}" not in evidence(asker.ask(QUESTION)):
+        if time.perf_counter() - began > PATIENCE_S:
+            raise SystemExit(f"record {number} is in no plan after {PATIENCE_S:g} s")
+        time.sleep(0.002)
+    return (time.perf_counter() - began) * 1000
+
+
 def by_event(times: int) -> None:
-    """Seconds from the rename to the first plan that names the record."""
+    """Each record at a random moment."""
     dice = random.Random(21)  # noqa: S311 -- moments, not secrets
     spent: list[float] = []
     with session.private_home() as home:
@@ -72,18 +84,10 @@ def by_event(times: int) -> None:
         with session.running(home) as daemon:
             time.sleep(SETTLE_S)
             asker = wire.Wire(str(home.socket))
-            label = "affine4-g64"
-            params = questions.params(4096) | {"methods": [label]}
-            line = encode_request(1, "plan", params)
-            asker.ask(line)  # the first plan of a model reads it
+            asker.ask(QUESTION)  # the first plan of a model reads it
             for number in range(times):
                 time.sleep(dice.uniform(0.1, 1.0))
-                began = publish(directory / "records", number, label)
-                while f"visible-{number}" not in evidence(asker.ask(line)):
-                    if time.perf_counter() - began > PATIENCE_S:
-                        raise SystemExit(f"record {number} is in no plan after {PATIENCE_S:g} s")
-                    time.sleep(0.002)
-                spent.append((time.perf_counter() - began) * 1000)
+                spent.append(spent_ms(asker, directory / "records", number))
             asker.close()
             daemon.stop()
     what = f"from a rename to a plan that names the record, {times} times amid {RECORDS:,}"

@@ -48,10 +48,7 @@ def take_in(store: Directory, records: Iterable[BenchmarkRecord], *, dry_run: bo
             _undo(store)
         store.journal.begin()
         try:
-            while run.is_under_way:
-                run.get_ready()
-                with store.lock.held():
-                    run.batch()
+            run.carry_out()
             store.journal.end()
         except BaseException:
             _give_up(store)
@@ -111,6 +108,13 @@ class _Run:
         """The account."""
         outcomes = () if self._first is None else self._first.outcomes
         return Merged(tuple((one.id, what) for one, what in zip(self._incoming, outcomes, strict=True)), evicted)
+
+    def carry_out(self) -> None:
+        """Batch by batch, with the lock let go in between."""
+        while self.is_under_way:
+            self.get_ready()
+            with self._store.lock.held():
+                self.batch()
 
     def get_ready(self) -> None:
         """Decide, unless that was in vain too often."""
