@@ -216,19 +216,23 @@ def test_ci_runs_exactly_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     lines = [line for line in script.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', ".ci/browser", "exec make test"]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', ".ci/browser", ".ci/systemd", "exec make test"]
 
 
-def test_ci_goes_on_without_a_browser(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [("browser", "no browser could be installed\n"), ("systemd", "systemd's tools could not be installed\n")],
+)
+def test_ci_goes_on_without_what_cannot_be_had(script: str, complaint: str, tmp_path: Path) -> None:
     """Neither a user that may not install nor a package source that fails stops the run, or is waited for."""
     for name, says in (("id", "echo 0"), ("apt-get", "exit 100"), ("timeout", 'shift; "$@"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
         (tmp_path / name).chmod(0o755)
-    browser, bash = str(ROOT / ".ci" / "browser"), str(shutil.which("bash"))
-    done = subprocess.run([bash, browser], capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no browser could be installed\n")
+    run, clean = [str(shutil.which("bash")), str(ROOT / ".ci" / script)], {"PATH": str(tmp_path)}
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=clean)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", complaint)
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
-    done = subprocess.run([bash, browser], capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=clean)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
