@@ -63,7 +63,7 @@ def main() -> int:
         path = str(home.socket)
         load.run(path, questions.plans(1), 1)
         load.run(path, questions.plans(REMEMBERED), 1)  # what is remembered for its own sake is full before
-        hang_up(path, 500, seed=1)
+        hang_up(path, 4_000, seed=1)  # what is kept of clients, plans and errors has its size then
         time.sleep(0.5)
         before = wire.vitals(daemon)
         hang_up(path, count, seed=2)

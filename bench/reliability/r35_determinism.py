@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import figures
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-HERE = Path(__file__).parent
+from reliability import figures
+
+HERE = Path(__file__).resolve().parent
 WORLD = HERE.parent / "data" / "reliability" / "r35_world.json"
 CONFIGS = HERE.parents[1] / "tests" / "data" / "model_configs.json"
 SEEDS = ("0", "1", "4294967295")
@@ -99,7 +101,7 @@ def freeze() -> None:
 
 def told(python: str, seed: str, repeats: int) -> dict[str, Any]:
     """What one interpreter answered."""
-    command = [python, "-P", "-W", "ignore", str(HERE / "r35_answers.py"), str(repeats)]
+    command = [python, "-P", "-W", "ignore", str(HERE / "answers_of.py"), str(repeats)]
     done = subprocess.run(
         command,
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(HERE.parents[1])},

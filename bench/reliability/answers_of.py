@@ -1,4 +1,4 @@
-"""The answers of one interpreter to fixed questions in a frozen world: `r35_answers.py REPEATS`, a digest for each.
+"""The answers of one interpreter to fixed questions in a frozen world: `answers_of.py REPEATS`, a digest for each.
 
 Nothing is read but the world's file and the packaged methods; MLX is not needed. Any interpreter with msgspec, pluggy,
 numpy, filelock, psutil, watchdog and tomli-w can run it: `r35_determinism.py` starts it in each it is given,
