@@ -1,6 +1,7 @@
 # Written for GNU make 3.81 (the one macOS ships) and newer. Needs nothing but Python 3.11 or newer.
 #   make PYTHON=/path/to/python3.12 ...   another interpreter, for an environment that is not there yet
 #   make VENV=.venv-3.12 ...              another environment beside the first
+#   make JOBS=2 conformance               fewer processes than processor cores
 
 VENV ?= .venv
 CACHE := .cache
@@ -66,7 +67,7 @@ reliability: $(DEMO)  ## every measurement of docs/reliability.md in its short f
 	@$(BIN)/python bench/reliability/table.py $(if $(FULL),--full)
 
 conformance: $(DEMO)  ## every variant of every method on ten tiny models: the promises that each cache must keep
-	@$(BIN)/veloxquantctl methods check
+	@$(BIN)/veloxquantctl methods check --jobs $(or $(JOBS),$$($(BIN)/python -c 'import os; print(os.cpu_count() or 1)'))
 
 clean:  ## remove the environment, the caches and what was downloaded
 	rm -rf $(VENV) $(CACHE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

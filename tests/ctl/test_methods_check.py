@@ -13,7 +13,7 @@ from veloxquant.measure.conformance.outcome import PASSED, failed, not_applicabl
 from veloxquant.methods import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 WANTED = ("methods", "check", "affine", "--variant", "affine4-g32")
 
@@ -68,6 +68,24 @@ def test_without_a_name_every_planned_variant_is_checked(ctl: Callable[..., Any]
     assert len(labels) == len(set(labels)) >= len(planned)
 
 
+def test_several_processes_share_the_pairs(ctl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variant by variant, architecture by architecture; what they found is told as if it had been found here."""
+    asked: list[tuple[int, list[tuple[str, str]]]] = []
+
+    def check_in(jobs: int, pairs: Sequence[tuple[Any, Any, str]]) -> Iterator[conformance.Outcome]:
+        asked.append((jobs, [(variant.label, where) for _, variant, where in pairs]))
+        for method, variant, where in pairs:
+            yield conformance.Outcome(
+                method=method.name, label=variant.label, architecture=where, check="one", status="passed"
+            )
+
+    monkeypatch.setattr(conformance, "check_in", check_in)
+    done = ctl(*WANTED, "--jobs", "3", "--json")
+    assert asked == [(3, [("affine4-g32", name) for name in models.architectures()])]
+    assert [one["architecture"] for one in json.loads(done.out)["outcomes"]] == list(models.architectures())
+    assert done.code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -76,7 +94,10 @@ def test_without_a_name_every_planned_variant_is_checked(ctl: Callable[..., Any]
         (("methods", "check", "affine", "--architecture", "nope"), "no tiny model of the architecture 'nope'"),
         (("methods", "check", "fp16"), "there is nothing to check"),
         (("methods", "check", "affine", "turboquant"), "'turboquant' is no known"),
+        (("methods", "check", "affine", "--jobs", "0"), "no process is to check"),
+        (("methods", "check", "affine", "--jobs", "many"), "--jobs"),
         (("methods", "list", "--variant", "affine4-g32"), "--variant is for check"),
+        (("methods", "list", "--jobs", "2"), "--jobs is for check"),
         (("methods", "show", "affine", "--architecture", "llama"), "--architecture is for check"),
     ],
 )

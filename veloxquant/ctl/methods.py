@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from veloxquant.ctl.arguments import count
 from veloxquant.ctl.terminal import columns
 from veloxquant.errors import InvalidParams
 from veloxquant.units import format_size
@@ -31,6 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the method to show or to check; check takes all, too")
     parser.add_argument("--variant", dest="label", metavar="LABEL", help="the only variant to check")
     parser.add_argument("--architecture", metavar="NAME", help="the only tiny model to check on, such as llama")
+    parser.add_argument(
+        "--jobs", metavar="N", type=count("--jobs"), help="processes that check, at most one a core (1)"
+    )
 
 
 def run(session: Session) -> int:
@@ -40,7 +44,8 @@ def run(session: Session) -> int:
         from veloxquant.ctl import methods_check
 
         return methods_check.run(session)
-    for flag, given in (("variant", options.label), ("architecture", options.architecture)):
+    only = {"variant": options.label, "architecture": options.architecture, "jobs": options.jobs}
+    for flag, given in only.items():
         if given is not None:
             raise InvalidParams(
                 f"--{flag} is for check", hint=f"veloxquantctl methods check --{flag} ...", field=f"--{flag}"

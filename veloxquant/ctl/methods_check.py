@@ -1,4 +1,4 @@
-"""Run the conformance suite: what every cache must do, on tiny models of real architectures, in this process."""
+"""Run the conformance suite: what every cache must do, on tiny models, in this process or in several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from veloxquant.ctl.terminal import columns
-from veloxquant.errors import MethodNotFound
+from veloxquant.errors import InvalidParams, MethodNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,8 @@ def run(session: Session) -> int:
     from veloxquant.methods import registry
 
     options = session.options
+    if options.jobs == 0:
+        raise InvalidParams("no process is to check anything", hint="give 1 or more", field="--jobs")
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print must not mix with our data
         from veloxquant.measure import conformance
         from veloxquant.measure.conformance import selection
@@ -45,8 +47,12 @@ def _checked(session: Session, variants: list[tuple[Method, Variant]], where: li
     from veloxquant.measure import conformance
 
     with Progress(session.terminal, "checking", len(variants) * len(where) * len(conformance.CHECKS)) as progress:
-        subjects = (conformance.Subject(*pair, one) for pair, one in itertools.product(variants, where))
-        outcomes = itertools.chain.from_iterable(map(conformance.check, subjects))
+        jobs, pairs = session.options.jobs or 1, itertools.product(variants, where)
+        if jobs > 1:
+            outcomes = conformance.check_in(jobs, [(*pair, one.name) for pair, one in pairs])
+        else:
+            subjects = (conformance.Subject(*pair, one) for pair, one in pairs)
+            outcomes = itertools.chain.from_iterable(map(conformance.check, subjects))
         for done, outcome in enumerate(outcomes, 1):
             progress.at(done, f" {outcome.label} on {outcome.architecture}")
             yield outcome

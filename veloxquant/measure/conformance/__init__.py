@@ -9,6 +9,7 @@ docs/conformance.md lists the checks.
 
 from veloxquant.measure.conformance.models import Architecture, architecture, architectures
 from veloxquant.measure.conformance.outcome import Outcome
+from veloxquant.measure.conformance.processes import check_in
 from veloxquant.measure.conformance.subject import FULL, PLAIN, SHORT, Effort, Subject
 from veloxquant.measure.conformance.suite import CHECKS, check
 
@@ -24,4 +25,5 @@ __all__ = [
     "architecture",
     "architectures",
     "check",
+    "check_in",
 ]
