@@ -38,6 +38,8 @@ class StandIn:
     burst: int = 5
     """Starts of the service, from StartLimitBurst on, that are refused until `reset-failed`."""
     starts: int = 0
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """Unit -> an administrator's file, of which systemd knows where the user has none."""
     no_manager: str | None = None
     next_pid: int = 100
     dies_before: str | None = None
@@ -61,14 +63,14 @@ class StandIn:
             self.read[unit] = path.read_bytes()
         if unit in self.read and not path.exists() and unit not in self.active:
             del self.read[unit]  # nothing holds it any more
-        known = unit in self.read
-        stale = known and (not path.exists() or path.read_bytes() != self.read[unit])
+        known = unit in self.read or unit in self.elsewhere
+        stale = unit in self.read and (not path.exists() or path.read_bytes() != self.read[unit])
         state = "active" if unit in self.active else "failed" if unit in self.failed else "inactive"
         facts = {
             "LoadState": "loaded" if known else "not-found",
             "ActiveState": state,
             "UnitFileState": "" if not path.exists() else "enabled" if self._link(unit).is_symlink() else "disabled",
-            "FragmentPath": str(path) if known else "",
+            "FragmentPath": str(path) if unit in self.read else self.elsewhere.get(unit, ""),
             "NeedDaemonReload": "yes" if stale else "no",
             "MainPID": str(self.active.get(unit, 0)),
             "Result": "exit-code" if unit in self.failed else "success",

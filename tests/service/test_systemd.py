@@ -165,6 +165,18 @@ def test_what_another_install_did_meanwhile_is_seen(linux: Linux, monkeypatch: p
     assert linux.changes() == [f"stop {UNIT}", "daemon-reload", f"start {UNIT}"]
 
 
+def test_an_administrators_unit_is_not_removed(linux: Linux) -> None:
+    """One of the same name in /etc goes on running; an install stands before it, and says so."""
+    linux.systemctl.elsewhere[UNIT] = "/etc/passwd"  # a file that is there
+    linux.systemctl.active[UNIT] = 9
+    assert "it runs from /etc/passwd" in linux.agent().state().warnings[0]
+    assert not linux.agent().uninstall().changed
+    assert linux.systemctl.active == {UNIT: 9}
+    assert linux.changes() == []
+    assert linux.agent().install(ORDER).notes == ("/etc/passwd is there as well, and is not used for this user",)
+    assert linux.changes()[0] == f"stop {UNIT}"
+
+
 def test_others_files_stay(linux: Linux) -> None:
     """Drop-ins, units of others and their links are no residue of ours."""
     linux.agent().install(linux.activated)

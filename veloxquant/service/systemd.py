@@ -6,6 +6,7 @@ install was killed between the two.
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,18 +62,18 @@ class SystemdAgent:
 
     def uninstall(self) -> Done:
         """Stop, disable and remove what `install` led to, and nothing else. Raises ServiceError."""
-        if not self.folder.is_dir() and not any(map(_known, self._facts().values())):
+        if not self.folder.is_dir() and not self._of_ours(self._facts()):
             return self._done(changed=False, summary="nothing was installed")
         with files.exclusively(self.folder):
             self._refuse_foreign()
-            before = self._facts()
+            before = self._of_ours(self._facts())
             present = [unit for unit in _UNITS if (self.folder / unit).exists()]
             self._stop(before)
             if present:
                 self.systemctl.change("disable", *present)
             removed = [self.folder / unit for unit in _UNITS if files.remove(self.folder / unit)]
             removed += [link for link in self._dangling() if files.remove(link)]
-        if not removed and not any(map(_known, before.values())):
+        if not removed and not before:
             return self._done(changed=False, summary="nothing was installed")
         self.systemctl.change("daemon-reload")
         for unit, facts in before.items():
@@ -126,6 +127,14 @@ class SystemdAgent:
         """What systemd knows of both units. Raises ServiceUnavailable."""
         return {unit: self.systemctl.properties(unit) for unit in _UNITS}
 
+    def _of_ours(self, facts: Mapping[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """Those units that systemd has from our folder, or still from a file that was there; not an administrator's."""
+        known = {unit: one for unit, one in facts.items() if _known(one)}
+        return {unit: one for unit, one in known.items() if self._is_here(one.get("FragmentPath", ""))}
+
+    def _is_here(self, path: str) -> bool:
+        return not path or os.path.realpath(os.path.dirname(path)) == os.path.realpath(self.folder)  # noqa: PTH120
+
     def _written(self, texts: Mapping[str, bytes]) -> bool:
         """The files are what they would be written to, and there is no other."""
         kept = all(files.same(self.folder / unit, content) for unit, content in texts.items())
@@ -170,8 +179,8 @@ class SystemdAgent:
     def _dangling(self) -> list[Path]:
         """Links in *.wants that `enable` made for files that are gone: `disable` finds no unit to read them from."""
         links = [wants / unit for wants in self.folder.glob("*.wants") for unit in _UNITS]
-        ours = {str(self.folder / unit) for unit in _UNITS}
-        return [link for link in links if link.is_symlink() and str(link.readlink()) in ours]
+        ours = {os.path.realpath(self.folder / unit) for unit in _UNITS}
+        return [link for link in links if link.is_symlink() and os.path.realpath(link) in ours]
 
     def _require_installed(self) -> list[str]:
         found = unit_file.installed(self.folder, self.home)
@@ -228,11 +237,18 @@ def _last_exit(facts: Mapping[str, str]) -> str | None:
     return status if code == "1" else f"signal {status}"
 
 
+def _stray(path: str) -> str:
+    """A unit that runs and is not installed by us."""
+    if Path(path).exists():
+        return f"it runs from {path}, which veloxquantctl did not write"
+    return "it runs from a unit that is not there any more: veloxquantctl service install, or uninstall"
+
+
 def _warnings(installed: Installed | None, facts: Mapping[str, str], listening: Mapping[str, str]) -> Iterator[str]:
     """Sentences on an agent that is not as it should be, each with what to do."""
     again = "veloxquantctl service install"
     if installed is None and _busy(facts):
-        yield f"it runs from a unit that is not there any more: {again}, or uninstall"
+        yield _stray(facts.get("FragmentPath", ""))
     if installed is None:
         return
     if not Path(installed.program[0]).is_file():
