@@ -91,10 +91,19 @@ def _is_private(group: int, platform: str) -> bool:
     if platform == "darwin" and group == _DARWIN_ADMIN_GROUP:
         return True
     try:
-        known, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+        known = grp.getgrgid(group)
     except KeyError:  # a number without a name: nobody says who is in it
         return False
+    user = _user_name()
     return (group == _ROOT_GROUP or known.gr_name == user) and set(known.gr_mem) <= {user, "root"}
+
+
+def _user_name() -> str | None:
+    """None for a number without a name, as containers make them up."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return None
 
 
 def _group_name(group: int) -> str:

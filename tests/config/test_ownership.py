@@ -57,14 +57,16 @@ def test_who_may_write_by_its_mode(mode: int, group: int, platform: str, who: st
     assert ownership.others(facts(mode, group), platform) == who
 
 
-def test_an_unknown_user_has_no_private_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with a made-up user id."""
+@pytest.mark.usefixtures("accounts")
+def test_an_unknown_user_has_no_group_but_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a made-up user id, in which all belongs to group 0."""
 
     def nobody(uid: int) -> pwd.struct_passwd:
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    assert ownership.others(facts(0o664, os.getgid())) is not None
+    assert ownership.others(facts(0o664, ME), "linux") == "group u"
+    assert ownership.others(facts(0o664, 0), "linux") is None
 
 
 def test_a_private_path_is_not_exposed(short_folder: Path) -> None:
