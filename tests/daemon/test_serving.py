@@ -50,7 +50,9 @@ def test_r20_another_protocol_is_refused_with_the_range(wire: Wire, versions: li
 
 def test_hello_is_optional(wire: Wire) -> None:
     """So that nc works."""
-    assert wire.call("ping") == {"pong": True, "pid": wire.call("hello")["pid"], "generation": 0}
+    ping, hello = wire.call("ping"), wire.call("hello")
+    assert ping.keys() == {"pong", "pid", "generation"}  # the generation moves with a busy machine's memory
+    assert (ping["pong"], ping["pid"]) == (True, hello["pid"])
 
 
 def test_methods_are_listed_with_their_variants(wire: Wire) -> None:
