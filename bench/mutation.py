@@ -119,8 +119,10 @@ def judge(name: str, sample: int, seed: int, copy: Path) -> dict[str, Any]:
     prepare(ROOMS[name], copy)
     names = make(copy)
     drawn = names if sample >= len(names) else random.Random(seed).sample(names, sample)  # noqa: S311 -- no secret
-    mutmut(copy, "run", "--max-children", "1", *drawn)
+    said = mutmut(copy, "run", "--max-children", "1", *drawn)
     codes = {one: code for one, code in verdicts(copy).items() if one in set(drawn) and code not in SKIPPED}
+    if all(code is None for code in codes.values()):
+        sys.exit(f"mutmut ran none of {name}'s faults:\n{said[-3000:]}")
     missed = {one: "not run" if code is None else MISSED[code] for one, code in codes.items() if code in MISSED_CODES}
     for one, why in sorted(missed.items()):
         print(f"# {why}: {one}\n{mutmut(copy, 'show', one)}", file=sys.stderr, flush=True)
