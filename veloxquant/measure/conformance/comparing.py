@@ -8,9 +8,9 @@ what is left of a group may be fitted anew, f being that of the array of codes w
 That is an average over the tokens compared. One flip need not be average: in a token that those compared attend to most
 it weighs as much as that token does, and a generation compares one token at a time. A few flips are therefore allowed
 the most, wherever they are. A cache that packs other numbers than it should differs in far more words: all that a
-token, or a group, has (of one head of width 64, 8 words at 4 bits, for K and for V each). One that attends wrongly to the
-right numbers differs in none, and is held to 2 %, or in many, in layers above; behind a flip of noise it could hide only
-where there is one in every run, and there is none in nearly all.
+token, or a group, has (of one head of width 64, 8 words at 4 bits, for K and for V each). One that attends wrongly to
+the right numbers differs in none, and is held to 2 %, or in many, in layers above; behind a flip of noise it could hide
+only where there is one in every run, and in nearly all there is none.
 """
 
 from __future__ import annotations
