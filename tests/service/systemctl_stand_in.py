@@ -40,6 +40,8 @@ class StandIn:
     starts: int = 0
     elsewhere: dict[str, str] = field(default_factory=dict)
     """Unit -> an administrator's file, of which systemd knows where the user has none."""
+    unit_path: str = ""
+    """The user's folder that is read, where it is not `folder`."""
     no_manager: str | None = None
     next_pid: int = 100
     dies_before: str | None = None
@@ -57,7 +59,9 @@ class StandIn:
         outcome: Outcome = action(*units)
         return outcome
 
-    def _show(self, unit: str, _properties: str) -> Outcome:
+    def _show(self, unit: str, _properties: str = "") -> Outcome:
+        if unit == "--property=UnitPath":
+            return 0, f"UnitPath=/run/user/1/systemd/transient {self.unit_path or self.folder} /etc/systemd/user\n", ""
         path = self.folder / unit
         if unit not in self.read and path.exists():
             self.read[unit] = path.read_bytes()

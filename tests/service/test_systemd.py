@@ -140,6 +140,15 @@ def test_a_link_is_refused_and_left(linux: Linux, tmp_path: Path) -> None:
     assert kept.exists()
 
 
+@pytest.mark.parametrize("name", ["/home/anna/.config/systemd/user", "{}/more", "x{}"])
+def test_a_folder_that_systemd_does_not_read_is_refused(linux: Linux, name: str) -> None:
+    """A shell with its own XDG_CONFIG_HOME: the manager has another, and would never find the unit."""
+    linux.systemctl.unit_path = name.format(linux.folder)
+    with pytest.raises(ServiceRefused, match="where HOME and XDG_CONFIG_HOME lead"):
+        linux.agent().install(ORDER)
+    assert not linux.home.exists()
+
+
 def test_a_masked_unit_is_refused(linux: Linux) -> None:
     """`systemctl mask` is a wish, too; the way back is named."""
     linux.folder.mkdir(parents=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from veloxquant.errors import ServiceFailed, ServiceUnavailable
+from veloxquant.errors import ServiceFailed, ServiceRefused, ServiceUnavailable
 from veloxquant.service.values import UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from veloxquant.service.command import Command
 
@@ -42,6 +43,20 @@ class Systemctl:
         if answer.code:
             raise self._no_manager(answer.words)
         return dict(line.split("=", 1) for line in answer.out.splitlines() if "=" in line)
+
+    def refuse_unread(self, folder: Path) -> None:
+        """Raises ServiceRefused when the manager does not look for units in this folder, ServiceUnavailable."""
+        answer = self.command.ask("show", "--property=UnitPath")
+        if answer.code:
+            raise self._no_manager(answer.words)
+        # The folders stand in a row with blanks between them, and may have blanks in their names: looked for whole.
+        read = answer.out.partition("=")[2].strip()
+        names = {str(folder), os.path.realpath(folder)}
+        if read and not any(f" {name} " in f" {read} " for name in names):
+            raise ServiceRefused(
+                f"systemd's user manager reads no units in {folder}, where HOME and XDG_CONFIG_HOME lead",
+                hint="the same with both as your login has them, or set them for the manager, too (environment.d(5))",
+            )
 
     def change(self, verb: str, *units: str) -> None:
         """One verb. Raises ServiceFailed, ServiceUnavailable."""

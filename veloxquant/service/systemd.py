@@ -48,7 +48,7 @@ class SystemdAgent:
     def install(self, order: Order) -> Done:
         """Write the units that differ and load them unless they are loaded as they are. Raises ServiceError."""
         texts = unit_file.render(order, self.runtime)
-        self._facts()  # a manager that is not there is found before anything is made
+        self.systemctl.refuse_unread(self.folder)  # and without a manager nothing is made
         with files.exclusively(self.folder):
             self._refuse_foreign()
             before = self._facts()
