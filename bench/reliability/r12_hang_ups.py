@@ -1,7 +1,7 @@
 """R12, the other half: thousands of clients that hang up at any moment leave no task, descriptor or memory behind.
 
 Nothing sent, half a line, a question without waiting, half an answer read, a subscription, a plan that takes time, a
-reset instead of an end.
+reset instead of an end. As many go before, so that only what would grow without end is seen.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> int:
         path = str(home.socket)
         load.run(path, questions.plans(1), 1)
         load.run(path, questions.plans(REMEMBERED), 1)  # what is remembered for its own sake is full before
-        hang_up(path, 4_000, seed=1)  # what is kept of clients, plans and errors has its size then
+        hang_up(path, count, seed=1)  # what is kept of plans, clients and errors has its size then
         time.sleep(0.5)
         before = wire.vitals(daemon)
         hang_up(path, count, seed=2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from veloxquant.errors import VeloxError
 
 TINY_TOTAL_BYTES = 300_000
-SHORT = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHORT = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SLOW = ("planning",)
 """A plan takes milliseconds; its inputs are tried, and few are made up."""
 
