@@ -18,18 +18,19 @@ from planner_kit import (
     mac,
     model,
     offers,
+    qwen35_27b,
     record,
     rejection,
 )
 from planner_kit import snapshot as known
 
-from veloxquant.errors import MethodRefused
-from veloxquant.planner import decide, evidence, growth, siblings, suggest
+from veloxquant.errors import InvalidParams, MethodRefused
+from veloxquant.planner import decide, evidence, explain, growth, layout, siblings, suggest
 from veloxquant.planner.option import Option
 from veloxquant.planner.plan import plan
 from veloxquant.planner.quality import prior
 from veloxquant.planner.request import PlanRequest
-from veloxquant.profiles import KeptLayer, Probe, WorkloadProfile
+from veloxquant.profiles import CacheLayer, KeptLayer, Probe, WorkloadProfile
 
 if TYPE_CHECKING:
     from veloxquant.methods.method import Variant
@@ -178,3 +179,51 @@ def test_no_smaller_step_where_one_token_was_asked_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suggest, "_fits_at", lambda *_: True)
         assert suggest._smaller_step(setting, [fits]) == []
+
+
+def test_what_the_trace_and_the_layers_say_alike_is_told_once() -> None:
+    """The engine's error that is already why a layer is kept."""
+    kept = (KeptLayer(index=0, reason="engine_error", detail="the call failed: shapes do not match"),)
+    probe = Probe(method="affine", label="affine4-g64", kept=kept, refused="the call failed")
+    answer = ask(model([kv(8, 128)], probes=(probe,)), ROOMY, on_offer=offers(Own(), Packed(bits=(4,), groups=(64,))))
+    assert rejection(answer, "affine4-g64").detail.count("the call failed") == 1
+
+
+def test_a_variant_that_is_not_in_a_plan_cannot_be_explained() -> None:
+    """It is named, and so are those that are."""
+    answer = ask(llama_8b(), ROOMY, on_offer=offers(Own()))
+    with pytest.raises(InvalidParams) as caught:
+        explain.explain(answer, "nonesuch")
+    assert caught.value.message == "the plan has no variant 'nonesuch'"
+    assert (caught.value.hint, caught.value.field) == ("it has fp16", "label")
+
+
+def test_an_explanation_tells_what_grows_and_what_does_not() -> None:
+    """Qwen3.5-27B: 16 layers of 4 KV heads of 256 in 16 bits are 65,536 bytes a token; 48 states stay as they are."""
+    answer = ask(qwen35_27b(state_bytes=2**20), mac(192, 144), on_offer=offers(Own()))
+    text = "\n".join(explain.explain(answer, "fp16"))
+    assert "65,536 bytes more with each token of a sequence, 48 MiB that do not grow" in text
+
+
+def test_a_generation_that_leaves_no_room_for_a_prompt_is_told_in_tokens() -> None:
+    """What fits in all, and what was asked for."""
+    answer = ask(llama_8b(weights_bytes=0), mac(1, 0.75), context_length=1, generation_length=100_000)
+    (note,) = [one for one in answer.suggestions if one.code == "shorter_generation"]
+    assert f"fits {note.value:,} tokens in all" in note.text
+    assert "100,001 were asked for" in note.text
+
+
+def test_a_budget_above_what_is_free_is_not_what_to_raise() -> None:
+    """The machine is the limit then; with a budget below it, the budget is."""
+    tight = ask(llama_8b(), mac(16, 11), budget=2**40, context_length=131_072, on_offer=offers(Own()))
+    assert "raise_budget" not in codes(tight.suggestions)
+    capped = ask(llama_8b(), mac(64, 48), budget=2**30, context_length=131_072, on_offer=offers(Own()))
+    assert "raise_budget" in codes(capped.suggestions)
+
+
+def test_layers_of_several_parts_are_named_by_them() -> None:
+    """A latent cache by its own name."""
+    latent = kv(1, 512, value=64, latent=True)
+    assert layout._inside(CacheLayer(index=0, engine_class="CacheList", parts=(latent, latent))) == (
+        "a latent cache in one"
+    )
