@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veloxquant.errors import ServiceRefused
-from veloxquant.service import installed, places, plist
+from veloxquant.service import installed, places, plist, templates
 from veloxquant.service.values import LABEL, Order
 
 HOSTILE = [
@@ -79,6 +79,16 @@ def test_the_same_order_gives_the_same_bytes() -> None:
     """Otherwise every installation would load the agent anew."""
     order = Order((HOSTILE[0],), Path("/s"), {"VELOXQUANT_A": "1", "VELOXQUANT_B": "2"})
     assert plist.render(order, Path("/x.log")) == plist.render(order, Path("/x.log"))
+
+
+@pytest.mark.parametrize("attribute", ["PACKAGE", "LABEL"])
+def test_templates_that_are_not_installed_are_an_error_in_words(
+    attribute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a checkout that was installed before it had them."""
+    monkeypatch.setattr(templates if attribute == "PACKAGE" else plist, attribute, "veloxquant_absent")
+    with pytest.raises(ServiceRefused, match="is not installed"):
+        plist.render(Order(("/x",)), Path("/x.log"))
 
 
 def test_the_installed_agent_is_read_without_launchd() -> None:
