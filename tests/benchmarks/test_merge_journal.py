@@ -19,6 +19,7 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecor
 from veloxquant.benchmarks.folder import digest_of
 from veloxquant.benchmarks.merge_journal import NAME
 from veloxquant.benchmarks.record_text import encode
+from veloxquant.benchmarks.verify import verify
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -261,3 +262,12 @@ def test_a_journal_that_is_no_plain_file_is_not_read(held: BenchmarkDatabase, ki
     with pytest.raises(StoreUnavailable):
         held.merge(INCOMING)
     assert not (held.records_dir / "new.json").exists()
+
+
+def test_verify_tells_of_a_merge_that_was_cut_off(held: BenchmarkDatabase) -> None:
+    """And changes nothing; once the directory is opened there is nothing to tell."""
+    left_over(held, {"r10": INCOMING[10]})
+    assert verify(held.storage_dir).temporary == (NAME,)
+    assert (held.storage_dir / NAME).exists()
+    BenchmarkDatabase(held.storage_dir)
+    assert verify(held.storage_dir).temporary == ()

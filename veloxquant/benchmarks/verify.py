@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from veloxquant.benchmarks import index
+from veloxquant.benchmarks import index, merge_journal
 from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.storage import list_folder, placed, reaching
 from veloxquant.errors import StoreUnavailable
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found. `temporary` files belong to a write under way or to a killed writer, and hurt nobody."""
+    """What was found. `temporary` files belong to a write under way or to a killed writer, and hurt nobody.
+
+    `.merge.json` among them is of a merge under way, or of a killed one that the next write undoes.
+    """
 
     directory: str
     records: int
@@ -44,6 +47,7 @@ def verify(directory: Path, on_look: OnLook | None = None) -> Verdict:
     strays = [f"{index.RECORDS}/{name}" for name in folder.refresh(on_look)]
     with reaching(directory, "read"):
         strays += list_folder(directory)[1]
+    strays += [merge_journal.NAME] * (directory / merge_journal.NAME).exists()
     set_aside = {f"{index.RECORDS}/{name}": reason for name, reason in folder.skipped().items()}
     differs = tuple(_differences(directory / "index.json", folder))
     return Verdict(
