@@ -275,6 +275,17 @@ def test_a_damaged_verdict_is_no_verdict(install: Any, probes: list[int], short_
     json.loads(file.read_text())
 
 
+def test_a_plugins_name_leads_nowhere(install: Any, short_folder: Path) -> None:
+    """What is kept of it lies in our folder under a name of our own, whatever it calls itself."""
+    install("first", "one", "one-a", entry="../../../evil")
+    folder = short_folder / "a" / "b" / "verdicts"
+    before = {path for path in short_folder.rglob("*") if "__pycache__" not in path.parts}
+    assert "one" in names(registry.load(cache_dir=folder))
+    made = set(short_folder.rglob("*.json")) - before
+    assert [path.parent for path in made] == [folder]
+    assert made.pop().stem.isalnum()
+
+
 def test_a_verdict_that_others_may_write_is_no_verdict(install: Any, probes: list[int], short_folder: Path) -> None:
     """They would decide what runs here."""
     install("first", "one", "one-a")

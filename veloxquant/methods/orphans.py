@@ -41,11 +41,20 @@ def left() -> int:
 
 
 def end(known: Collection[int] = ()) -> None:
-    """Kill and collect every child of this process but the known ones, and what is given to it by that."""
-    while strays := [pid for pid in _children() if pid not in known]:
+    """Kill and collect every child of this process but the known ones, and what is given to it by that.
+
+    One that we may not kill (it runs as another user) is left, and waited for by nobody.
+    """
+    spared = set(known)
+    while strays := [pid for pid in _children() if pid not in spared]:
         for pid in strays:
-            with contextlib.suppress(OSError):
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                spared.add(pid)
+                continue
+            except ProcessLookupError:
+                pass
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
