@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid
-from veloxquant.models import bounded, profile, resolve, static, store, weights
+from veloxquant.models import bounded, exchange, profile, resolve, static, store, weights
 from veloxquant.profiles import CacheLayer, CachePart, ModelProfile
 
 
@@ -133,3 +134,40 @@ def test_the_parts_that_grow_are_told_in_order() -> None:
         for at, parts in enumerate(kinds)
     )
     assert [part.kind for part in ModelProfile(model_id="m", layers=layers).growing_parts] == ["kv", "concat"]
+
+
+def test_answers_end_at_the_first_line_that_is_none() -> None:
+    """What comes after it is not to be trusted, nor is a line without an end."""
+    line = msgspec.json.encode(exchange.Failed(kind="config_invalid", message="no"))
+    assert len(exchange.decode_answers(line + b"\n" + line + b"\nnonsense\n" + line + b"\n")) == 2
+    assert len(exchange.decode_answers(line + b"\n" + line)) == 1
+    assert exchange.decode_answers(b"\xff\n" + line + b"\n") == []
+
+
+def test_a_pipe_that_is_full_waits_and_one_that_is_broken_is_done_with() -> None:
+    """Neither is an error of the worker's."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    process = SimpleNamespace(stderr=None)
+    watched: Any = SimpleNamespace(process=process, request=b"x" * 2**24, answers_fd=-1, answer=b"")
+    for _ in range(100):  # more than any pipe holds
+        assert bounded._Watched._move(watched, writer)
+    assert watched.request
+    os.close(reader)
+    assert not bounded._Watched._move(watched, writer)
+    os.close(writer)
+
+
+def test_what_is_left_in_the_answer_pipe_is_taken_without_waiting() -> None:
+    """While a stray child holds the other end, and when nobody does."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    watched: Any = SimpleNamespace(answers_fd=reader, answer=b"a")
+    os.write(writer, b"bc")
+    bounded._Watched._drain(watched)
+    assert watched.answer == b"abc"
+    os.write(writer, b"d")
+    os.close(writer)
+    bounded._Watched._drain(watched)
+    assert watched.answer == b"abcd"
+    os.close(reader)

@@ -25,7 +25,7 @@ from planner_kit import (
 from planner_kit import snapshot as known
 
 from veloxquant.errors import InvalidParams, MethodRefused
-from veloxquant.planner import decide, evidence, explain, growth, layout, siblings, suggest
+from veloxquant.planner import decide, evidence, explain, growth, layout, siblings, speed, suggest
 from veloxquant.planner.option import Option
 from veloxquant.planner.plan import plan
 from veloxquant.planner.quality import prior
@@ -227,3 +227,14 @@ def test_layers_of_several_parts_are_named_by_them() -> None:
     assert layout._inside(CacheLayer(index=0, engine_class="CacheList", parts=(latent, latent))) == (
         "a latent cache in one"
     )
+
+
+def test_more_sequences_than_were_measured_take_turns_where_no_bandwidth_is_known() -> None:
+    """Fewer are taken to be as quick as what was measured."""
+    line: Any = SimpleNamespace(ms=lambda *_: None)
+    measured: Any = SimpleNamespace(context=8192, sequences=2)
+    asked: Any = SimpleNamespace(tokens=8192, sequences=6)
+    times, how = speed._how_much_longer(line, asked, measured)
+    assert (times, "one after another" in how) == (3, True)
+    asked.sequences = 2
+    assert speed._how_much_longer(line, asked, measured) == (1.0, "")
