@@ -33,9 +33,8 @@ WORLD = ROOT / "bench" / "data" / "reliability" / "r35_world.json"
 
 
 def offers() -> tuple[Offer, ...]:
-    """Every variant of every method that pyproject.toml announces, without the package being installed."""
-    if importlib.util.find_spec("veloxquant_plugins") is None:
-        _name_plugins()
+    """Every variant of every method that pyproject.toml announces: this repository's, whatever is installed."""
+    _name_plugins()
     announced = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     values = announced["project"]["entry-points"]["veloxquant.methods"].values()
     methods = [one for value in values for one in importlib.import_module(value).veloxquant_methods()]
