@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _FRAMES_A_TURN = 32
 """Frames of one client answered before others get their turn."""
 _HIGH_WATER_BYTES = 64 * 1024
+_READ_BYTES = 64 * 1024
 _PIECE_BYTES = 4096
 """What is cut into frames at a time."""
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"OPTIONS ", b"DELETE ", b"PATCH ", b"CONNECT ")
@@ -75,6 +76,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._splitter = FrameSplitter()
         self._arrived = b""
+        self._cut = 0
+        """How much of what arrived has been cut into frames."""
         self._frames: deque[bytes] = deque()
         self._transport: asyncio.Transport
         self._working: asyncio.Task[None] | None = None
@@ -86,6 +89,8 @@ class Connection(asyncio.Protocol):
         """Start listening."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        # Not documented, there in every release: asyncio would read 256 KiB at once. Where it is not, memory is all.
+        cast("Any", transport).max_size = _READ_BYTES
         self._after("idle", self._patience.idle_s, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -100,7 +105,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer what it completes."""
         self._last_heard = self._loop.time()
-        self._arrived = self._arrived + data if self._arrived else data
+        self._arrived = self._arrived[self._cut :] + data if self._arrived else data
+        self._cut = 0
         if b"\n" in data:
             self._cancel("half")
         self._work()
@@ -154,13 +160,22 @@ class Connection(asyncio.Protocol):
     def _has_frame(self) -> bool:
         """Whether a frame waits. What arrived is cut piece by piece: as objects, short lines take 20 times the room."""
         while self._arrived and not self._frames:
-            piece, self._arrived = self._arrived[:_PIECE_BYTES], self._arrived[_PIECE_BYTES:]
-            self._frames.extend(self._splitter.feed(piece))
+            self._frames.extend(self._splitter.feed(self._next_piece()))
             if self._frames or not self._splitter.pending_bytes:
                 self._cancel("half")
         if self._splitter.pending_bytes and not self._arrived and "half" not in self._timers:
             self._after("half", self._patience.half_frame_s, self._drop, "half a frame")
         return bool(self._frames)
+
+    def _next_piece(self) -> bytes:
+        """Some of what arrived; the rest of it where no line ends there, which is no object at all."""
+        begin = self._cut
+        self._cut += _PIECE_BYTES
+        if self._cut < len(self._arrived) and self._arrived.find(b"\n", begin) >= 0:
+            return self._arrived[begin : self._cut]
+        rest = self._arrived[begin:]
+        self._arrived, self._cut = b"", 0
+        return rest
 
     def _may_answer(self) -> bool:
         return self._working is None and self.writable and not self._transport.is_closing()
@@ -204,7 +219,7 @@ class Connection(asyncio.Protocol):
 
     def _forget(self) -> None:
         """What arrived and was not answered."""
-        self._arrived = b""
+        self._arrived, self._cut = b"", 0
         self._frames.clear()
 
     def _check_idle(self) -> None:
