@@ -295,5 +295,6 @@ def test_not_a_folder(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         BenchmarkDatabase(tmp_path)
     assert file.read_text() == "mine"
-    with pytest.raises(StoreUnavailable, match="no path"):
+    with pytest.raises(StoreUnavailable, match="no path") as caught:
         BenchmarkDatabase(f"{tmp_path}/a\0b")
+    assert str(tmp_path) in caught.value.message

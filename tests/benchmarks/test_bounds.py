@@ -148,3 +148,23 @@ def test_four_processes_that_add_at_the_limit_keep_it(directory: Path) -> None:
     db = BenchmarkDatabase(directory)
     assert (len(db.records), db.skipped, len(contents(directory))) == (150, {}, 150)
     assert db.prune(dry_run=True) == []
+
+
+def test_a_directory_that_may_hold_nothing_says_what_to_raise(directory: Path) -> None:
+    """To the word, as the way out is two settings by name."""
+    with pytest.raises(StoreUnavailable, match="max_records is below 1") as caught:
+        BenchmarkDatabase(directory, limits=Limits(max_records=0)).upsert(BenchmarkRecord("a", "fp16", "m/x"))
+    assert caught.value.hint == "unpin some records, or raise records.max_records and records.max_bytes"
+
+
+def test_a_pin_leaves_what_its_holder_changed(directory: Path) -> None:
+    """Tags that are not saved yet stay beside the pin, on it and off it."""
+    db = BenchmarkDatabase(directory)
+    db.upsert(BenchmarkRecord("a", "fp16", "m/x"))
+    held = db.records["a"]
+    held.tags.append("mine")
+    assert db.pin("a")
+    assert held.tags == ["mine", "pinned"]
+    assert BenchmarkDatabase(directory).records["a"].tags == ["pinned"]
+    assert db.pin("a", pinned=False)
+    assert held.tags == ["mine"]
