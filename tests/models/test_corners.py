@@ -171,3 +171,13 @@ def test_what_is_left_in_the_answer_pipe_is_taken_without_waiting() -> None:
     bounded._Watched._drain(watched)
     assert watched.answer == b"abcd"
     os.close(reader)
+
+
+def test_a_trace_that_is_kept_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store has is the answer, and no worker is started."""
+    monkeypatch.setattr(profile, "trace", broken(errno.EIO))
+    source = resolve.resolve(config={"model_type": "nobody knows"})
+    kept = ModelProfile(model_id="kept", source="traced")
+    store.write(tmp_path, profile._key(source, (), "f", None), kept, complete=True)
+    found = profile.profile(source, probes=(), factory="", fingerprint="f", cache_dir=tmp_path)
+    assert (found.model_id, found.source) == ("kept", "traced")
