@@ -177,7 +177,7 @@ def test_a_trace_that_is_kept_is_not_made_again(tmp_path: Path, monkeypatch: pyt
     """What the store has is the answer, and no worker is started."""
     monkeypatch.setattr(profile, "trace", broken(errno.EIO))
     source = resolve.resolve(config={"model_type": "nobody knows"})
-    kept = ModelProfile(model_id="kept", source="traced")
+    kept = ModelProfile(model_id="kept", source="traced", num_layers=77)
     store.write(tmp_path, profile._key(source, (), "f", None), kept, complete=True)
     found = profile.profile(source, probes=(), factory="", fingerprint="f", cache_dir=tmp_path)
-    assert (found.model_id, found.source) == ("kept", "traced")
+    assert (found.source, found.num_layers) == ("traced", 77)
