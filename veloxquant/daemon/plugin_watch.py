@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from veloxquant.daemon.state import State
 
-LOOK_S = 15.0
+LOOK_S = 30.0
+"""Each look wakes several threads: at 15 s a daemon at rest woke more than once a second (R37)."""
 AGAIN_S = 600.0
 
 
