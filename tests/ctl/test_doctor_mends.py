@@ -169,9 +169,52 @@ def hung(home: Home) -> Mend:
 def held_lock(home: Home) -> Mend:
     """Held by somebody who does not answer."""
     held = os.open(f"{home.socket}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    os.pwrite(held, b"4312\n", 0)
+    os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
     fcntl.flock(held, fcntl.LOCK_EX)
     return lambda: os.close(held)
+
+
+def in_the_way(name: str) -> Callable[[Home], Mend]:
+    """A folder where a file belongs; the fix takes it away."""
+    return lambda home: (home.folder / name).mkdir(parents=True)
+
+
+def link_in_the_way(name: str) -> Callable[[Home], Mend]:
+    """A link, which could lead anywhere."""
+    return lambda home: (home.folder / name).symlink_to("/nowhere")
+
+
+def file_for_a_folder(name: str) -> Callable[[Home], Mend]:
+    """A file where a folder belongs."""
+
+    def breaks(home: Home) -> Mend:
+        place = home.folder / name
+        place.parent.mkdir(exist_ok=True)
+        if place.is_dir():
+            place.rmdir()
+        place.touch(0o600)
+
+    return breaks
+
+
+def shared(name: str) -> Callable[[Home], Mend]:
+    """A folder that everybody may write."""
+
+    def breaks(home: Home) -> Mend:
+        (home.folder / name).mkdir(exist_ok=True)
+        (home.folder / name).chmod(0o777)
+
+    return breaks
+
+
+def no_plain_log(home: Home) -> Mend:
+    """A device, which nobody should move away."""
+    home.config = home.configured(**{"daemon.log_file": "/dev/null"})
+
+    def mend() -> None:
+        home.config = home.configured()
+
+    return mend
 
 
 def hello(**changes: Any) -> Callable[[Home], Mend]:
@@ -356,7 +399,18 @@ TROUBLES: list[tuple[str, Callable[[Home], Mend], str, str]] = [
     ("socket file", stale_socket, "note", "veloxquantctl daemon"),
     ("socket", nobody, "note", "veloxquantctl daemon"),
     ("socket", hung, "failed", "log"),
-    ("lock", held_lock, "failed", "4312"),
+    ("lock", held_lock, "failed", "kill -9"),
+    ("lock", in_the_way("s/d.sock.lock"), "failed", "mv"),
+    ("lock", link_in_the_way("s/d.sock.lock"), "failed", "mv"),
+    ("socket folder", file_for_a_folder("s"), "failed", "mv"),
+    ("record folder", file_for_a_folder("records"), "failed", "mv"),
+    ("index", in_the_way("records/index.json"), "failed", "mv"),
+    ("index", file_for_a_folder("records"), "failed", "mv"),
+    ("calibrations", file_for_a_folder("records/calibrations"), "failed", "mv"),
+    ("calibrations", shared("records"), "failed", "chmod"),
+    ("trace cache", file_for_a_folder("traces"), "failed", "mv"),
+    ("log", file_for_a_folder("logs"), "failed", "mv"),
+    ("log", no_plain_log, "failed", "set daemon.log_file"),
     ("version", hello(version="0.0.9"), "note", "restart"),
     ("protocol", hello(capabilities=("plan",)), "note", "restart"),
     ("protocol", hello(protocol=2), "failed", "one version on both sides"),

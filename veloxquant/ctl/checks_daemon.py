@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from veloxquant import __version__, paths
 from veloxquant.client import Client
 from veloxquant.config import socket_of
-from veloxquant.ctl.finding import Finding, existing, failed, note, ok, way_to_write
+from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
 from veloxquant.errors import NotAnswering, NotRunning, ProtocolUnsupported, VeloxError
 from veloxquant.wire.messages import PARAMS
 
@@ -26,6 +26,7 @@ _PATIENCE_S = 2.0
 _SILENT = (NotRunning, NotAnswering)
 """For the check of the socket to tell; the others have nobody to ask."""
 _NOBODY = "no daemon answers"
+_NO_LOCK = "{} is no plain file: no daemon can start"
 _RESTART = "veloxquantctl service restart, or stop the daemon and start it anew"
 
 
@@ -37,9 +38,11 @@ def socket_folder(config: Config) -> Finding:
     folder = socket_of(config).parent
     try:
         facts = folder.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         place = existing(folder)
         return ok(f"{folder} does not exist yet; the daemon makes it") if _open_to_us(place) else _shut(place)
+    if not stat.S_ISDIR(facts.st_mode):
+        return failed(f"{folder} is no folder: no daemon can start", away(folder))
     if facts.st_uid != os.geteuid():
         return failed(f"{folder} belongs to user id {facts.st_uid}", "set VELOXQUANT_SOCKET to a folder of your own")
     if facts.st_mode & 0o077:
@@ -60,10 +63,16 @@ def leftovers(config: Config) -> Finding:
         facts = place.lstat()
     except FileNotFoundError:
         return ok("nothing lies at the socket's path while no daemon runs")
+    except OSError as error:
+        return _hidden(place, error)
     if not stat.S_ISSOCK(facts.st_mode):
-        return failed(f"{place} is no socket: no daemon can start", f"move it away: mv '{place}' '{place}.moved'")
+        return failed(f"{place} is no socket: no daemon can start", away(place))
     if facts.st_uid != os.geteuid():
         return failed(f"{place} belongs to user id {facts.st_uid}", "set VELOXQUANT_SOCKET to a folder of your own")
+    return _knocked(place)
+
+
+def _knocked(place: Path) -> Finding:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PATIENCE_S)
         try:
@@ -121,6 +130,8 @@ def socket_answers(config: Config) -> Finding:
         pong = _client(config).ping()
     except NotRunning as error:
         return note(error.message, "veloxquantctl daemon")
+    except NotAnswering as error:
+        return failed(error.message, f"veloxquantctl logs may tell why; {_RESTART} (kill -9 if it does not end)")
     return ok(f"the daemon answers as pid {pong.pid}")
 
 
@@ -132,13 +143,15 @@ def lock(config: Config) -> Finding:
     except FileNotFoundError:
         return ok("no lock yet: no daemon has run here")
     except OSError as error:
-        return failed(f"the lock {path} cannot be opened: {error.strerror}", "move it away")
+        return failed(_NO_LOCK.format(path), away(path)) if path.is_symlink() else _hidden(path, error)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return failed(_NO_LOCK.format(path), away(path))
         holder = os.pread(descriptor, 32, 0).strip().decode("ascii", "replace") or "unknown"
         # Shared and for an instant: a daemon that starts just now tries for longer than that.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _held(config, holder)
+        return _held(config, holder, path)
     finally:
         os.close(descriptor)
     return _free(config)
@@ -167,15 +180,30 @@ def _shut(folder: Path) -> Finding:
     )
 
 
-def _held(config: Config, holder: str) -> Finding:
+def _hidden(place: Path, error: OSError) -> Finding:
+    return failed(f"{place} cannot be looked at: {error.strerror}", "what the check of the socket folder says, first")
+
+
+def _held(config: Config, holder: str, path: Path) -> Finding:
     try:
         _client(config).ping()
     except VeloxError as error:
+        if not _lives(holder):  # a name that an earlier daemon left there: by now it may be anybody's
+            return failed(f"a program other than pid {holder} holds the lock {path}", f"lsof '{path}' names it: end it")
         return failed(
             f"pid {holder} holds the lock and does not answer: {error.message}",
-            f"see veloxquantctl logs, or kill {holder}",
+            f"veloxquantctl logs may tell why; unless it has just started: kill -9 {holder}",
         )
     return ok(f"the lock is held by pid {holder}")
+
+
+def _lives(holder: str) -> bool:
+    """Whether there is such a process of ours."""
+    try:
+        os.kill(int(holder), 0)
+    except (ValueError, OverflowError, OSError):
+        return False
+    return True
 
 
 def _free(config: Config) -> Finding:

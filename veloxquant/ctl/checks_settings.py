@@ -7,9 +7,10 @@ import stat
 import tempfile
 from typing import TYPE_CHECKING
 
+from veloxquant import ownership
 from veloxquant.config import log_file_of, variables
 from veloxquant.ctl import log_lines
-from veloxquant.ctl.finding import Finding, existing, failed, note, ok, way_to_write
+from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
 from veloxquant.units import format_size
 
 if TYPE_CHECKING:
@@ -45,11 +46,10 @@ def log(config: Config) -> Finding:
         return ok('the log is turned off: daemon.log_file is ""')
     try:
         facts = place.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return _folder(place)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-        kind = "is no plain file of yours" if not stat.S_ISLNK(facts.st_mode) else "is a symbolic link"
-        return failed(f"the log {place} {kind}: lines are lost", f"move it away: mv '{place}' '{place}.moved'")
+        return _no_log(place)
     if facts.st_mode & 0o077:
         return note(f"the log {place} is open to others until the daemon starts", f"chmod 600 '{place}'")
     size = sum(one.stat().st_size for one in log_lines.files(place))
@@ -58,9 +58,19 @@ def log(config: Config) -> Finding:
     return _folder(place)
 
 
+def _no_log(place: Path) -> Finding:
+    if place.is_symlink():
+        return failed(f"the log {place} is a symbolic link: lines are lost", away(place))
+    return failed(  # a folder, a device: nothing to be moved
+        f"the log {place} is no plain file of yours: lines are lost",
+        'set daemon.log_file to a file of your own, "default", or "" for none',
+    )
+
+
 def _folder(place: Path) -> Finding:
     folder = existing(place.parent)
-    if folder == place.parent and folder.stat().st_mode & 0o022 and not folder.stat().st_mode & stat.S_ISVTX:
+    facts = folder.stat()
+    if folder == place.parent and ownership.others(facts) is not None and not facts.st_mode & stat.S_ISVTX:
         return failed(f"others can write in the log's folder {folder}: lines are lost", f"chmod go-w '{folder}'")
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -10,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from veloxquant import local
+from veloxquant import local, ownership
 from veloxquant.config import log_file_of
-from veloxquant.ctl.finding import Finding, existing, failed, note, ok, way_to_write
+from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
 from veloxquant.errors import SocketRefused, StoreError
 from veloxquant.units import format_size
 
@@ -69,7 +70,8 @@ def index_readable(config: Config) -> Finding:
     place = local.records_directory(config) / "index.json"
     found = index.read(place)
     if found.problem is not None:
-        return failed(found.problem, f"move {place} away: it is made again from the records")
+        fix = f"it is made again from the records, {away(place)}"
+        return failed(found.problem, fix if os.path.lexists(place) else _way_into(place.parent))
     return ok(f"{place} is readable" if found.content is not None else f"{place} is made from the records when needed")
 
 
@@ -89,7 +91,7 @@ def calibrations_readable(config: Config) -> Finding:
         return failed(error.message, error.hint or "set records.directory to a folder of your own")
     store.look()
     if store.trouble is not None:
-        return failed(store.trouble, "make the folder readable, or set records.directory")
+        return failed(store.trouble, _way_into(store.folder))
     if store.skipped:
         told = "; ".join(f"{name}: {why}" for name, why in list(store.skipped.items())[:_TOLD])
         return note(f"{len(store.known):,} calibrations used; {told}", f"look into {store.folder}")
@@ -144,6 +146,15 @@ def clock(_config: Config) -> Finding:
     if abs(skew) > _SKEW_S:
         return note(f"files are stamped {skew:+.0f} s off the clock", "check the time of the file server")
     return ok("the clock is plausible")
+
+
+def _way_into(folder: Path) -> str:
+    """What keeps its files from being read: a file in its place, others who may write there, or the folder above."""
+    place = existing(folder)
+    if not place.is_dir():
+        return away(place)
+    exposed = ownership.exposed(place)
+    return way_to_write(place, "records.directory") if exposed is None else exposed.hint
 
 
 def _writable(folder: Path, otherwise: str, key: str) -> Finding:

@@ -46,15 +46,22 @@ def failed(text: str, fix: str) -> Finding:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or its nearest ancestor that is there."""
-    while not folder.exists() and folder != folder.parent:
+    """The folder, or its nearest ancestor that is there and can be seen; a file where one is in the way."""
+    while not os.path.exists(folder) and folder != folder.parent:  # noqa: PTH110 -- Path's raises where it may not look
         folder = folder.parent
     return folder
+
+
+def away(place: Path) -> str:
+    """How to take what is in the way out of it, and lose nothing."""
+    return f"move it away: mv '{place}' '{place}.moved'"
 
 
 def way_to_write(place: Path, setting: str, error: OSError | None = None) -> str:
     """How this folder can be written again, by what keeps us from it, or what to set to have another."""
     elsewhere = f"set {setting} to a place that you can write"
+    if not place.is_dir():
+        return f"{place} is no folder, {away(place)}, or {elsewhere}"
     if (error is not None and error.errno == errno.EROFS) or os.statvfs(place).f_flag & os.ST_RDONLY:
         return f"{place} lies on a file system that is only read: mount it for writing, or {elsewhere}"
     if error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -16,6 +16,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from veloxquant import ownership
 from veloxquant.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -171,8 +172,7 @@ def _make_private(path: Path, descriptor: int) -> None:
 def _check_folder(path: Path) -> None:
     """Whoever may write in the folder could put something else in the log's place. Raises ConfigInvalid."""
     facts = path.parent.stat()
-    others = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if others and not facts.st_mode & stat.S_ISVTX:
+    if ownership.others(facts) is not None and not facts.st_mode & stat.S_ISVTX:
         raise _refusal(path, f"others can write in its folder: chmod go-w '{path.parent}'")
 
 
