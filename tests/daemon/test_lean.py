@@ -120,3 +120,12 @@ def test_without_glibc_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(lean, "_library", lambda library=library: library)
         lean.one_arena()
         lean.trim()
+
+
+def test_r22_a_thread_that_computes_gives_way_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten turns in the time of one of Python's own; the daemon's main asks for it before anything else runs."""
+    asked: list[float] = []
+    monkeypatch.setattr(lean, "sys", SimpleNamespace(setswitchinterval=asked.append))
+    lean.short_turns()
+    assert asked == [lean.TURN_S]
+    assert lean.TURN_S * 10 == pytest.approx(0.005)

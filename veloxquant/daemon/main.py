@@ -43,6 +43,7 @@ def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
     options = _parser(program).parse_args(arguments)
     environment.forget_unknown()
     lean.one_arena()
+    lean.short_turns()
     lean.import_without_openssl()
     try:
         config = _config(options)
