@@ -19,9 +19,9 @@ _USERS = ("asyncio", "hashlib", "hmac")
 # <malloc.h> of glibc.
 _M_ARENA_MAX = -8
 TURN_S = 0.0005
-"""How long a thread that computes keeps the interpreter while another waits: a tenth of Python's own. The event loop waits
-that long each time it comes back from the kernel; while records are read anew, a plan's p99 was 40 to 65 ms in the place
-of 110 to 230 (bench/reliability/r22_burst.py, one machine, in turn)."""
+"""How long a thread that computes keeps the interpreter while another waits: a tenth of Python's own. The event loop
+waits that long each time it comes back from the kernel; while records are read anew, a plan's p99 was 40 to 65 ms in
+the place of 110 to 230 (bench/reliability/r22_burst.py, one machine, in turn)."""
 
 
 def import_without_openssl() -> None:
