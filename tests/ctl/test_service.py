@@ -7,18 +7,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from veloxquant import __version__
+from veloxquant.client import FakeTransport
 from veloxquant.ctl.completion import candidates
 from veloxquant.errors import NotAnswering, ServiceFailed
 from veloxquant.service import Done, Installed, Order, Preview, State, find
 from veloxquant.wire import answers
-
-if TYPE_CHECKING:
-    from veloxquant.client import FakeTransport
 
 Run = Callable[..., Any]
 UNIT = Path("/home/anna/.config/systemd/user/veloxquant.service")
@@ -193,7 +191,7 @@ def replace_protocol(answer: answers.Hello, protocol: int) -> dict[str, Any]:
 def test_the_status_of_a_healthy_agent(ctl: Run, agent: Recorder, fake: FakeTransport) -> None:
     """Exit 0: it runs, and the process that answers is the manager's."""
     fake.answers["hello"] = hello(pid=7)
-    done = ctl("service", "status")
+    done = ctl("service", "status", "--socket", "/s")
     assert done.code == 0
     assert done.out.splitlines() == [
         f"installed {UNIT}",
@@ -202,9 +200,38 @@ def test_the_status_of_a_healthy_agent(ctl: Run, agent: Recorder, fake: FakeTran
         "running   pid 7",
         f"answers   pid 7, version {__version__}",
     ]
-    shown = json.loads(ctl("service", "status", "--json").out)
+    shown = json.loads(ctl("service", "status", "--socket", "/s", "--json").out)
     assert (shown["running"], shown["pid"], shown["answers"]["pid"], shown["warnings"]) == (True, 7, 7, [])
     assert shown["program"] == list(FOUND.program)
+
+
+def test_status_asks_where_the_agent_serves(
+    ctl: Run, agent: Recorder, monkeypatch: pytest.MonkeyPatch, short_folder: Path
+) -> None:
+    """A shell that asks elsewhere is told so, and that is no fault of the agent."""
+    transport, asked = FakeTransport(), []
+    monkeypatch.setattr("veloxquant.client.SocketTransport", lambda place, **_: asked.append(str(place)) or transport)
+    transport.answers["hello"] = hello(pid=7)
+    done = ctl("service", "status")
+    assert (done.code, asked) == (0, ["/s"])
+    assert "it serves /s, calls from here go to" in done.out
+    agent.state_now = replace(STATE, installed=replace(FOUND, program=("/opt/veloxquantd",)))
+    default = Path(short_folder / "run" / "veloxquant" / "d.sock")
+    monkeypatch.setenv("VELOXQUANT_SOCKET", str(short_folder / "mine"))
+    assert f"it serves {default}, calls from here go to {short_folder}/mine" in ctl("service", "status").out
+
+
+@pytest.mark.parametrize("action", ["start", "restart"])
+def test_a_daemon_of_ones_own_keeps_its_socket(ctl: Run, agent: Recorder, fake: FakeTransport, action: str) -> None:
+    """Systemd would take the path from it. One that the manager has started meanwhile is no rival."""
+    fake.answers["hello"] = hello(pid=8)
+    agent.state_now = replace(STATE, running=False, pid=None, listening=False)
+    done = ctl("service", action)
+    assert (done.code, agent.told) == (75, [])
+    assert "kill 8" in done.err
+    fake.answers["hello"] = hello(pid=7)
+    agent.state_now = STATE
+    assert (ctl("service", action).code, agent.told) == (0, [action])
 
 
 @pytest.mark.parametrize(

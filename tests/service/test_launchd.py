@@ -449,11 +449,12 @@ def test_the_state_of_a_healthy_agent(mac: Mac, tmp_path: Path) -> None:
         (lambda mac: mac.state["jobs"].clear(), "installed and not loaded"),
         (lambda mac: mac.path.unlink(), "that is not there any more"),
         (lambda mac: mac.job().update(pid=None, exit="1", state="spawn scheduled"), "ended with 1 .*spawn scheduled"),
+        (lambda mac: mac.job().update(pid=None, exit="2", state="spawn scheduled"), "veloxquantctl config check"),
         (lambda mac: mac.state["disabled"].update({LABEL: True}), "disabled, so it is not loaded"),
         (lambda mac: mac.job()["content"].update(ProgramArguments=["/old"]), "the loaded agent runs /old"),
         (lambda _: None, "/opt/tools/bin/veloxquantd cannot be executed"),
     ],
-    ids=["no job", "no file", "crashes", "disabled", "another program", "program gone"],
+    ids=["no job", "no file", "crashes", "misconfigured", "disabled", "another program", "program gone"],
 )
 def test_what_is_wrong_is_said(mac: Mac, wreck: Any, warning: str) -> None:
     """Each state that a user should mend has its sentence."""

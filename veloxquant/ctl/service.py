@@ -9,13 +9,16 @@ import argparse
 import contextlib
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant import __version__, service
+from veloxquant.client import Client
 from veloxquant.errors import InvalidParams, NotAnswering, NotRunning, ProtocolUnsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from veloxquant.ctl.session import Session
     from veloxquant.ctl.terminal import Terminal
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = "veloxquant.service/1"
 ACTIONS = ("install", "uninstall", "start", "stop", "restart", "status", "print")
 _ORDERING = ("install", "print")
+_STARTING = ("start", "restart")
 _PATIENCE_S = 2.0
 
 
@@ -60,17 +64,31 @@ def run(session: Session) -> int:
         return _status(session, agent.state())
     if action == "print":
         return _print(session, agent.preview(_order(session)))
-    done = _install(session, agent) if action == "install" else getattr(agent, action)()
-    return _tell(session, action, done)
+    if action == "install":
+        return _tell(session, action, _install(session, agent))
+    if action in _STARTING:
+        _refuse_rival(session, agent)
+    return _tell(session, action, getattr(agent, action)())
 
 
 def _install(session: Session, agent: service.Agent) -> service.Done:
     order = _order(session)
-    for note in service.notes(order, os.environ):
-        session.terminal.note(note)
+    notes = tuple(service.notes(order, os.environ))
     serving, state = _serving(session), agent.state()
     service.refuse_rival(state, serving.pid if serving else None)
-    return agent.install(order)
+    done = agent.install(order)
+    return replace(done, notes=(*notes, *done.notes))
+
+
+def _refuse_rival(session: Session, agent: service.Agent) -> None:
+    """Raises AlreadyRunning: systemd would take the socket of a daemon that serves, launchd start one in vain."""
+    state = agent.state()
+    place = service.served(state.installed)
+    if place is None or (state.listening and not state.running):  # nobody but the manager itself holds the socket
+        return
+    serving = _serving(session, place)
+    if serving is not None and serving.pid != state.pid:  # or it was started just now
+        service.refuse_rival(agent.state(), serving.pid)
 
 
 def _order(session: Session) -> service.Order:
@@ -101,9 +119,10 @@ def _refuse_idle_flags(options: argparse.Namespace) -> None:
         )
 
 
-def _serving(session: Session) -> Serving | None:
+def _serving(session: Session, place: Path | None = None) -> Serving | None:
     """Who answers on the socket now, if anybody does; of one that speaks another protocol the pid alone is known."""
-    with contextlib.suppress(NotRunning, NotAnswering), session.daemon_client(fallback=False) as client:
+    client = session.daemon_client(fallback=False) if place is None else Client(place, fallback=False)
+    with contextlib.suppress(NotRunning, NotAnswering), client:
         try:
             found = client.hello(timeout_s=_PATIENCE_S)
         except ProtocolUnsupported:
@@ -115,8 +134,9 @@ def _serving(session: Session) -> Serving | None:
 def _status(session: Session, state: service.State) -> int:
     """0 when it runs and answers, else 1. A daemon that only a call would start is not called."""
     asleep = state.listening and not state.running
-    answering = None if asleep else _serving(session)
-    warnings = [*state.warnings, *_of_answer(state, answering)]
+    place = service.served(state.installed)
+    answering = None if asleep else _serving(session, place)
+    warnings = [*state.warnings, *_of_answer(state, answering), *_of_place(session, place)]
     well = state.running and answering is not None and answering.pid == state.pid
     if session.terminal.json:
         session.terminal.value(SCHEMA, _as_value(state, answering, warnings))
@@ -134,6 +154,13 @@ def _of_answer(state: service.State, answering: Serving | None) -> Iterator[str]
         yield f"pid {answering.pid} answers, which {state.manager} did not start: stop it (kill {answering.pid})"
     elif answering.version != __version__:
         yield f"it runs {answering.version}, installed is {__version__}: veloxquantctl service restart"
+
+
+def _of_place(session: Session, place: Path | None) -> Iterator[str]:
+    """Whoever installs with a socket of its own and leaves that out later asks nobody."""
+    asked = session.socket()
+    if place is not None and place != asked:
+        yield f"it serves {place}, calls from here go to {asked}: export VELOXQUANT_SOCKET='{place}', or install again"
 
 
 def _as_value(state: service.State, answering: Serving | None, warnings: list[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from veloxquant.errors import ConfigInvalid, InvalidParams, NotRunning
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from veloxquant.client import Client
     from veloxquant.config import Config
@@ -72,6 +73,17 @@ class Session:
             place = self.socket_without_file()
             self.terminal.note(f"{error.message}; the daemon is asked at {place}")
             return Client(place, timeout_s=self.timeout_s, **settings)
+
+    def socket(self) -> Path:
+        """The socket that this command asks at. Raises SocketRefused."""
+        from pathlib import Path
+
+        from veloxquant.config import socket_of
+
+        try:
+            return socket_of(self.config)
+        except ConfigInvalid:
+            return Path(self.socket_without_file())
 
     def socket_without_file(self) -> str:
         """The daemon's socket by flag, environment or default alone. Raises SocketRefused."""

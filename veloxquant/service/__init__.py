@@ -7,7 +7,7 @@ import sys
 
 from veloxquant import paths
 from veloxquant.service import places, plist, unit_file
-from veloxquant.service.agent import Agent, find, refuse_rival
+from veloxquant.service.agent import Agent, find, refuse_rival, served
 from veloxquant.service.ordering import notes, order
 from veloxquant.service.values import Done, Installed, Order, Preview, State
 
@@ -23,6 +23,7 @@ __all__ = [
     "notes",
     "order",
     "refuse_rival",
+    "served",
 ]
 
 

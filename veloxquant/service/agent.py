@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from veloxquant.errors import AlreadyRunning, ServiceRefused, ServiceUnavailable
+from veloxquant import config
+from veloxquant.errors import AlreadyRunning, ConfigInvalid, ServiceRefused, ServiceUnavailable, SocketRefused
 from veloxquant.service.command import Command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from veloxquant.service.values import Done, Order, Preview, State
+    from veloxquant.service.values import Done, Installed, Order, Preview, State
+
+_SOCKET_FLAG, _SOCKET = "--socket", "VELOXQUANT_SOCKET"
 
 
 class Agent(Protocol):
@@ -59,12 +64,28 @@ def find(
     return _under_launchd(env, uid, launchctl) if platform == "darwin" else _under_systemd(env)
 
 
+def served(installed: Installed | None, env: Mapping[str, str] = os.environ) -> Path | None:
+    """The socket of the agent's daemon: what its arguments name, else what it finds without this shell's variable.
+
+    None without an agent, and where its configuration is broken or names a socket that cannot be.
+    """
+    if installed is None:
+        return None
+    for flag, value in itertools.pairwise(installed.program):
+        if flag == _SOCKET_FLAG:
+            return Path(value)
+    try:
+        return config.socket_of(config.load(env={name: text for name, text in env.items() if name != _SOCKET}), env)
+    except (ConfigInvalid, SocketRefused):
+        return None
+
+
 def refuse_rival(state: State, serving: int | None) -> None:
     """Raises AlreadyRunning when pid `serving`, which answers on the socket, is not the manager's: two cannot serve."""
     if serving is not None and serving != state.pid:
         raise AlreadyRunning(
             f"a daemon that {state.manager} did not start serves the socket: pid {serving}",
-            hint=f"stop it first (kill {serving}), then install",
+            hint=f"stop it first (kill {serving}), then try again",
         )
 
 

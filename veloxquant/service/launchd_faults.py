@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.errors import ServiceFailed, ServiceRefused
-from veloxquant.service import plist
+from veloxquant.service import plist, values
 from veloxquant.service.launchctl import DISABLED, NO_DOMAIN
 from veloxquant.service.values import LABEL
 
@@ -101,4 +101,5 @@ def _of_job(job: Job, installed: Installed | None, launchctl: Launchctl, crash_l
     if launchctl.disabled(job.domain):
         yield f"disabled, so it is not loaded at the next login: launchctl enable {job.target}"
     if job.pid is None and job.last_exit not in (None, "0"):
-        yield f"it ended with {job.last_exit} and launchd {job.state or 'keeps it'}: read {crash_log}"
+        way = values.LAST_WORDS.get((job.last_exit or "").partition(":")[0], f"read {crash_log}")
+        yield f"it ended with {job.last_exit} and launchd {job.state or 'keeps it'}: {way}"

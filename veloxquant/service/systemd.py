@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from veloxquant import paths
 from veloxquant.errors import ServiceRefused
-from veloxquant.service import files, places, unit_file
+from veloxquant.service import files, places, unit_file, values
 from veloxquant.service.values import SOCKET_UNIT, UNIT, Done, Order, Preview, State
 
 if TYPE_CHECKING:
@@ -258,6 +258,7 @@ def _warnings(installed: Installed | None, facts: Mapping[str, str], listening: 
     if facts.get("UnitFileState") not in ("enabled", ""):
         yield f"{facts.get('UnitFileState')}, so it does not start at the next login: {again}"
     if facts.get("ActiveState") == "failed":
-        yield f"it failed ({facts.get('Result')}): journalctl --user -u {UNIT} -n 20"
+        way = values.LAST_WORDS.get(_last_exit(facts) or "", f"journalctl --user -u {UNIT} -n 20")
+        yield f"it failed ({facts.get('Result')}): {way}"
     if installed.socket_unit is not None and _active(facts) and not _active(listening):
         yield f"{SOCKET_UNIT} does not listen: veloxquantctl service restart"

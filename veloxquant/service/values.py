@@ -13,6 +13,11 @@ LABEL = "io.veloxquant.daemon"
 """launchd's name of the agent; its file is named after it, as launchd.plist(5) asks."""
 UNIT = "veloxquant.service"
 SOCKET_UNIT = "veloxquant.socket"
+LAST_WORDS = {
+    "2": "its configuration is wrong, see veloxquantctl config check; then veloxquantctl service restart",
+    "75": "another daemon serves its socket, see veloxquantctl doctor; then veloxquantctl service restart",
+}
+"""Exit status -> what to do, for those that the daemon gives with a reason of its own."""
 
 Manager = Literal["launchd", "systemd"]
 
