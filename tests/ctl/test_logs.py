@@ -265,6 +265,9 @@ def test_follow_a_log_that_is_emptied_removed_or_not_there_yet(log: Path) -> Non
     assert list(follower.poll()) == []
     write(log, [2])
     assert numbers(follower.poll()) == [2]
+    os.truncate(log, 0)
+    write(log, [7, 8, 9])
+    assert numbers(follower.poll()) == [7, 8, 9]  # longer than it was, before we looked again
     log.unlink()
     assert list(follower.poll()) == []
     write(log, [3])

@@ -138,6 +138,15 @@ def test_a_daemon_that_comes_back_is_watched_on(ctl: Run, daemons: Callable[...,
     assert any(0 < wait <= 5 for wait in script.waits)
 
 
+def test_a_daemon_that_hangs_for_a_while_is_watched_on(ctl: Run, daemons: Callable[..., Daemons]) -> None:
+    """It is asked again within the time limit."""
+    script = daemons(1, NotAnswering("no answer in time"), 2, KeyboardInterrupt())
+    script.pings += [None, NotAnswering("still none"), None]
+    done = ctl("status", "--watch", "--json", "--timeout", "5s", "--interval", "0.1")
+    assert (done.code, generations(done.out)) == (130, [1, 2])
+    assert "the daemon does not answer; waiting for it" in done.err
+
+
 @pytest.mark.parametrize("how", [NotRunning("nobody", hint=""), None])
 def test_a_daemon_that_stays_away_ends_it(ctl: Run, daemons: Callable[..., Daemons], how: NotRunning | None) -> None:
     """Whether a look or the end of the subscription finds it gone: exit 3 when the time is over."""

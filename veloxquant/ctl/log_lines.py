@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _BLOCK_BYTES = 64 * 1024
+_HEAD_BYTES = 128
+"""Enough of a log's first line to tell it from another: its time is in milliseconds."""
 _LINE_BYTES = 2**20
 """A longer line is no line of the daemon's; it is given in pieces."""
 
@@ -53,6 +55,7 @@ class Follower:
         self._descriptor = -1
         self._place = 0
         self._partial = b""
+        self._head = b""
         self._open(at_end=True)
 
     def before(self) -> Iterator[bytes]:
@@ -89,18 +92,26 @@ class Follower:
         with contextlib.suppress(FileNotFoundError):
             self._descriptor = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
             self._place = os.fstat(self._descriptor).st_size if at_end else 0
+            self._head = os.pread(self._descriptor, min(_HEAD_BYTES, self._place), 0)
 
     def _read(self) -> Iterator[bytes]:
         if self._descriptor < 0:
             return
-        if os.fstat(self._descriptor).st_size < self._place:
-            self._place, self._partial = 0, b""  # somebody emptied it: what it holds now is new
+        if self._emptied():
+            self._place, self._partial, self._head = 0, b"", b""  # what it holds now is new
         while block := os.pread(self._descriptor, _BLOCK_BYTES, self._place):
             self._place += len(block)
             *lines, self._partial = (self._partial + block).split(b"\n")
             yield from lines
             if len(self._partial) > _LINE_BYTES:
                 yield from self._last()
+        if len(self._head) < _HEAD_BYTES:
+            self._head = os.pread(self._descriptor, min(_HEAD_BYTES, self._place), 0)
+
+    def _emptied(self) -> bool:
+        """Whether somebody cut it off since; it may have grown beyond our place again, with another first line."""
+        short = os.fstat(self._descriptor).st_size < self._place
+        return short or os.pread(self._descriptor, len(self._head), 0) != self._head
 
     def _last(self) -> Iterator[bytes]:
         """What has no newline yet and will get none."""

@@ -1,7 +1,7 @@
 """`status --watch`: told of changes by the daemon, asked for figures each interval, drawn in place on a terminal.
 
-Where no terminal reads, each state is a block of its own, or one JSON object a line. When the daemon goes, that is said
-and it is waited for, --timeout long: a service manager brings it back within some ten seconds.
+Where no terminal reads, each state is a block of its own, or an object a line. When the daemon goes or hangs, this
+is said and it is waited for, --timeout long: a service manager brings it back within some ten seconds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ def _while_it_runs(session: Session, interval_s: float, screen: _Screen) -> str:
     """Draw until the daemon goes; a sentence that says how."""
     with session.daemon_client(fallback=False) as client, contextlib.suppress(NotRunning, ShuttingDown):
         heard = _listen(client)
-        screen.draw(client.status())
-        while _next(heard, interval_s) != _GONE:
+        try:
             screen.draw(client.status())
+            while _next(heard, interval_s) != _GONE:
+                screen.draw(client.status())
+        except NotAnswering:  # stopped for a while, as by a debugger or a machine that went to sleep
+            return "the daemon does not answer"
     return "the daemon stopped"
 
 
