@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, g
 import msgspec
 from msgspec import Meta
 
-from veloxquant import ownership, paths, units
+from veloxquant import bounded_toml, ownership, paths, units
 from veloxquant.errors import MAX_WHOLE, ConfigInvalid, InvalidParams, quoted
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _check_private(place: Path, facts: os.stat_result) -> None:
 
 def _parse(data: bytes, place: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        return bounded_toml.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         _refuse_file(place, f"is not UTF-8 (byte {error.start})", "save it as UTF-8")
     except tomllib.TOMLDecodeError as error:

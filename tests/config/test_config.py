@@ -336,3 +336,10 @@ def test_dump_reads_back_equal(made: Config) -> None:
     """Any valid configuration written as TOML is loaded again without a change."""
     with tempfile.TemporaryDirectory() as folder:
         assert load(_write(Path(folder), config.dump(made)), env={"HOME": "/h"}) == made
+
+
+def test_a_key_of_thousands_of_parts_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """The standard reader would take 16 GiB for 128 KiB of it, and a daemon that reloads would be killed."""
+    assert "more than 64 dots (at line 2," in _refusal(tmp_path, "[planner]\n" + "a." * 60_000 + "b = 1").message
+    assert "more than 64 dots" in _refusal(tmp_path, "[" + "a." * 60_000 + "b]").message
+    assert load(_write(tmp_path, "# " + "." * 100), env={}) == Config()

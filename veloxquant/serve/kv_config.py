@@ -12,13 +12,13 @@ In TOML:
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from veloxquant import bounded_toml
 from veloxquant.errors import MAX_WHOLE, InvalidParams, quoted
 from veloxquant.methods.checks import NAME
 from veloxquant.profiles.model import ENGINE_OWN
@@ -131,7 +131,7 @@ class KVCacheConfig:
         if not isinstance(text, str):
             raise _wrong("config", text, "TOML text or a path")
         try:
-            document = tomllib.loads(text)
+            document = bounded_toml.loads(text)
         except (ValueError, RecursionError) as error:  # also numbers too long for Python, and lists too deep
             raise InvalidParams(
                 f"the config is not TOML: {error}", hint="a file is named by a pathlib.Path", field="config"
