@@ -219,3 +219,51 @@ def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     assert (first.weights_bytes, second.weights_bytes) == (20, 2000)
+
+
+def raw(path: Path, header: dict[str, Any]) -> None:
+    """Write a safetensors file of this header and no tensors."""
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_what_is_kept_of_a_header_does_not_grow_with_it(tmp_path: Path) -> None:
+    """Formats are an attacker's words: a header may name a hundred thousand, and headers are remembered by the file."""
+    raw(tmp_path / "model.safetensors", {f"t{n}.scales": {"dtype": f"X{n}", "data_offsets": [0, 0]} for n in range(99)})
+    (kept,) = weights._files([tmp_path / "model.safetensors"])
+    assert len(kept.formats) == len(kept.scale_formats) == 1
+
+
+def test_a_folder_that_names_more_files_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    """Forty files numbered so took 15 s and 1.4 GB: each number of files stands for as many names."""
+    for count in (4097, 99999):
+        raw(tmp_path / f"model-00001-of-{count:05d}.safetensors", {})
+    with pytest.raises(ModelConfigInvalid, match="4096 weight files"):
+        weights.read(tmp_path)
+
+
+@pytest.mark.parametrize("names", [[f"{n}.safetensors" for n in range(4097)], ["x" * 256]])
+def test_an_index_that_names_more_than_any_model_has_is_refused(tmp_path: Path, names: list[str]) -> None:
+    """The names of absent files are part of what a profile is kept under."""
+    (tmp_path / weights.INDEX).write_text(json.dumps({"weight_map": {f"t{n}": name for n, name in enumerate(names)}}))
+    with pytest.raises(ModelConfigInvalid, match="4096 weight files"):
+        weights.read(tmp_path)
+
+
+def test_one_header_under_many_names_is_read_only_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are free: ten thousand to one file of 32 MiB would keep a thread busy for an hour."""
+    monkeypatch.setattr(weights, "_MAX_HEADERS_BYTES", 1000)
+    raw(tmp_path / "one", {"__metadata__": {"a": "x" * 300}})
+    for number in range(3):
+        (tmp_path / f"model-{number}.safetensors").symlink_to("one")
+    assert weights.read(tmp_path) is not None
+    (tmp_path / "model-3.safetensors").symlink_to("one")
+    with pytest.raises(ModelConfigInvalid, match="headers of its weight files"):
+        weights.read(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """What was a file when the folder was listed may be a pipe when it is opened."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ModelConfigInvalid, match="not a regular file"):
+        weights._file(str(tmp_path / "model.safetensors"), 100, 0)

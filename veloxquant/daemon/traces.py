@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from contextvars import ContextVar
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -128,4 +129,5 @@ def _key(source: ModelSource, world: World) -> bytes:
     calibration = world.snapshot.calibration(source.model_id, source.config_hash)
     known = None if calibration is None else digest(calibration)
     model = (source.model_id, source.config_hash, source.weights, known)
-    return msgspec.json.encode((model, world.loaded.fingerprint, engine))
+    # Its digest, since an index may name files by the thousand and the key is kept with each profile.
+    return sha256(msgspec.json.encode((model, world.loaded.fingerprint, engine))).digest()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from veloxquant import plain_file
 from veloxquant.errors import MAX_WHOLE, InvalidParams, ModelConfigInvalid, ModelNotFound, quoted
 from veloxquant.models import fields, own_code, weights
 from veloxquant.models.weights import WeightFacts, is_file
@@ -167,9 +168,7 @@ def _snapshot(home: Path) -> Path | None:
 def _revision(reference: Path) -> str:
     """What a reference file says; "" for none, for one that is no short text, and for what a read could wait on."""
     try:
-        if not is_file(reference) or reference.stat().st_size > _MAX_REVISION_BYTES:
-            return ""
-        return reference.read_text(encoding="ascii").strip()
+        return plain_file.read(reference, _MAX_REVISION_BYTES).decode("ascii").strip()
     except (OSError, ValueError):
         return ""
 
@@ -200,11 +199,11 @@ def _read(path: Path, field: str) -> dict[str, Any]:
             raise _invalid(field, f"{path} is not a regular file")
         if status.st_size > MAX_CONFIG_BYTES:
             raise _invalid(field, f"{path} has {status.st_size} bytes; no config is longer than {MAX_CONFIG_BYTES}")
-        config = json.loads(path.read_bytes())
+        config = json.loads(plain_file.read(path, MAX_CONFIG_BYTES))
     except FileNotFoundError as error:
         raise _invalid(field, f"{path.parent} has no config.json") from error
     except OSError as error:
-        raise _invalid(field, f"{path} cannot be read: {error.strerror}") from error
+        raise _invalid(field, f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # ValueError covers bad JSON, bad UTF-8 and endless digits
         raise _invalid(field, f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from veloxquant import plain_file
 from veloxquant.errors import MAX_WHOLE, ModelConfigInvalid, quoted
 
 INDEX = "model.safetensors.index.json"
@@ -22,11 +23,17 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _MAX_HEADER_BYTES = 32 * 2**20
 """The format allows 100 MB; the largest published headers take about 12."""
 _MIN_HEADER_BYTES = len(b"{}")
+_MAX_HEADERS_BYTES = 256 * 2**20
+"""Of all files of a folder: some seconds of reading. Links make many files of one."""
 _MAX_INDEX_BYTES = 64 * 2**20
+_MAX_FILES = 4096
+"""Weight files of one model; the largest published checkpoints have some hundreds."""
+_MAX_NAME = 255
 
 _OF_MANY = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _FLOATS_8 = ("F8_E4M3", "F8_E5M2")
+_OTHER = "other"
 
 
 class WeightFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +65,7 @@ class _Index(msgspec.Struct, frozen=True):
 class _File(NamedTuple):
     """What one header says: bytes of its tensors, bytes by number format, bytes of scales by number format."""
 
+    header_bytes: int
     tensor_bytes: int
     formats: Counter[str]
     scale_formats: Counter[str]
@@ -73,7 +81,7 @@ def read(folder: Path) -> WeightFacts | None:
     missing = _missing(index, {path.name for path in there})
     if not there and index is None:
         return _pickled(folder)
-    files = [_file(str(path), *_stamp(path)) for path in there]
+    files = _files(there)
     held = sum(file.tensor_bytes for file in files)
     stated = _stated_total(index)
     notes: tuple[str, ...] = ()
@@ -123,7 +131,7 @@ def _index(path: Path) -> _Index | None:
             return None
         if path.stat().st_size > _MAX_INDEX_BYTES:
             raise _damaged(path, f"it is longer than {_MAX_INDEX_BYTES} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=_Index)
+        return msgspec.json.decode(plain_file.read(path, _MAX_INDEX_BYTES), type=_Index)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
 
@@ -147,8 +155,25 @@ def _missing(index: _Index | None, there: set[str]) -> tuple[str, ...]:
     for name in there:
         if match := _OF_MANY.fullmatch(name):
             count = int(match[2])
+            if count > _MAX_FILES or len(named) > _MAX_FILES:
+                raise _too_much(f"{name} is one of more than {_MAX_FILES} weight files")
             named.update(f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
+    if len(named) > _MAX_FILES or any(len(name) > _MAX_NAME for name in named):
+        raise _too_much(f"it names more than {_MAX_FILES} weight files, or one with a name that no file can have")
     return tuple(sorted(named - there))
+
+
+def _files(there: list[Path]) -> list[_File]:
+    """What each header says. Raises ModelConfigInvalid for more of them than any model has."""
+    if len(there) > _MAX_FILES:
+        raise _too_much(f"it holds {len(there)} weight files, more than {_MAX_FILES}")
+    files, left = [], _MAX_HEADERS_BYTES
+    for path in there:
+        files.append(_file(str(path), *_stamp(path)))
+        left -= files[-1].header_bytes
+        if left < 0:
+            raise _too_much(f"the headers of its weight files take more than {_MAX_HEADERS_BYTES} bytes")
+    return files
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -164,31 +189,33 @@ def _file(name: str, size: int, changed_ns: int) -> _File:  # noqa: ARG001 -- ch
     """Read one header: 8 bytes of length (little-endian), then JSON (the safetensors format)."""
     path = Path(name)
     try:
-        with path.open("rb") as file:
+        with plain_file.open_plain(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if not _MIN_HEADER_BYTES <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 raise _damaged(path, f"its header claims {length} bytes and the file has {size}")
             header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        return _summed(path, header, length, size - 8 - length)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
-    return _summed(path, tensors, size - 8 - length)
 
 
-def _summed(path: Path, tensors: dict[str, _Tensor], room: int) -> _File:
+def _summed(path: Path, header: dict[str, msgspec.Raw], length: int, room: int) -> _File:
+    """Formats by those that matter: what is kept of a header must not grow with it. Raises msgspec's errors."""
     formats: Counter[str] = Counter()
     scales: Counter[str] = Counter()
-    for name, tensor in tensors.items():
+    for name, raw in header.items():
+        tensor = msgspec.json.decode(raw, type=_Tensor)
         begin, end = tensor.data_offsets
         if not 0 <= begin <= end <= room:
             raise _damaged(
                 path, f"tensor {quoted(name)} ends at byte {end} of {room}: the file is cut short or damaged"
             )
-        formats[tensor.dtype] += end - begin
+        kind = tensor.dtype if tensor.dtype in _FLOATS or tensor.dtype in _FLOATS_8 else _OTHER
+        formats[kind] += end - begin
         if name.endswith(".scales"):
-            scales[tensor.dtype] += end - begin
-    return _File(sum(formats.values()), formats, scales)
+            scales[kind] += end - begin
+    return _File(length, sum(formats.values()), formats, scales)
 
 
 def _dtype(files: list[_File]) -> str | None:
@@ -199,6 +226,12 @@ def _dtype(files: list[_File]) -> str | None:
         if floats:
             return _FLOATS[max(floats)[1]]
     return None
+
+
+def _too_much(why: str) -> ModelConfigInvalid:
+    return ModelConfigInvalid(
+        f"the folder is no checkpoint: {why}", hint="give a folder as published for mlx-lm", field="model.path"
+    )
 
 
 def _damaged(path: Path, why: str) -> ModelConfigInvalid:
