@@ -61,6 +61,15 @@ def test_damaged_file_is_ignored(short_folder: Path, damage: bytes) -> None:
     assert stored("X", "1", short_folder) is None
 
 
+def test_a_file_that_others_may_write_is_ignored(short_folder: Path) -> None:
+    """A bandwidth decides which plan is the fastest."""
+    made = Calibration(chip="X", mlx_version="1", bandwidth_gbps=9, date="2026-01-01")
+    calibrate._store(made, calibrate._file("X", "1", short_folder))
+    assert stored("X", "1", short_folder) == made
+    _only_file(short_folder).chmod(0o666)
+    assert stored("X", "1", short_folder) is None
+
+
 def test_unwritable_cache_loses_the_storing_only(short_folder: Path) -> None:
     """A file where the folder should be: the figure is still given."""
     (short_folder / "calibration").write_text("in the way")

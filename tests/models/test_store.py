@@ -76,6 +76,19 @@ def test_what_others_may_write_is_not_believed(tmp_path: Path, what: str) -> Non
     assert store.read(tmp_path, KEY) is None
 
 
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_somebody_else_made_is_not_believed(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With XDG_CACHE_HOME=/tmp anybody can make the folder before we do; its mode says nothing then."""
+    store.write(tmp_path, KEY, PROFILE, complete=True)
+    (file,) = tmp_path.iterdir()
+    if os.geteuid() == 0:
+        os.chown(file if what == "file" else tmp_path, 12345, -1)
+    else:
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: stranger)
+    assert store.read(tmp_path, KEY) is None
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     """A file stands where the folder should be; not even root can write there."""
     (tmp_path / "traces").write_bytes(b"")

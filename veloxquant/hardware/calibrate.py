@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from veloxquant import paths
+from veloxquant import ownership, paths, plain_file
 from veloxquant.errors import EngineUnavailable, InvalidParams
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _MIN_BUFFER_BYTES = 64 * 2**20
 _ITEM_BYTES, _ROW = 4, 4096
 # No single machine here reads faster; a stored figure above it is damage.
 _MOST_GBPS = 100_000.0
+_MOST_BYTES = 4096
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +67,13 @@ def measure(
 
 
 def stored(chip: str, mlx_version: str, cache_dir: Path | None = None) -> Calibration | None:
-    """The stored figure for this chip and MLX version; None when there is none or the file is damaged."""
+    """The stored figure for this chip and MLX version; None without one, for a damaged file and for somebody else's."""
+    path = _file(chip, mlx_version, cache_dir)
     try:
-        found = msgspec.json.decode(_file(chip, mlx_version, cache_dir).read_bytes(), type=Calibration)
+        facts = path.stat()
+        if facts.st_uid not in (os.geteuid(), 0) or ownership.others(facts) is not None:
+            return None
+        found = msgspec.json.decode(plain_file.read(path, _MOST_BYTES), type=Calibration)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     right = found.chip == chip and found.mlx_version == mlx_version

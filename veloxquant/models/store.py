@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from veloxquant import ownership
+from veloxquant import ownership, plain_file
 from veloxquant.profiles.model import ModelProfile
 
 if TYPE_CHECKING:
@@ -38,14 +38,19 @@ def read(folder: Path, key: str) -> ModelProfile | None:
     path = folder / f"{key}.json"
     try:
         status = path.stat()
-        if status.st_size > _MAX_FILE_BYTES or ownership.others(status) or ownership.others(folder.stat()):
+        if status.st_size > _MAX_FILE_BYTES or not _is_ours(status) or not _is_ours(folder.stat()):
             return None
-        entry = _ENTRIES.decode(path.read_bytes())
+        entry = _ENTRIES.decode(plain_file.read(path, _MAX_FILE_BYTES))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if entry.key != key or (not entry.complete and time.time() - status.st_mtime > _KEEP_INCOMPLETE_S):
         return None
     return entry.profile
+
+
+def _is_ours(facts: os.stat_result) -> bool:
+    """Nobody else made it or can write it: a cache folder may lie where others make folders (XDG_CACHE_HOME=/tmp)."""
+    return facts.st_uid in (os.geteuid(), 0) and ownership.others(facts) is None
 
 
 def write(folder: Path, key: str, profile: ModelProfile, *, complete: bool) -> None:
