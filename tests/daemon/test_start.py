@@ -36,6 +36,20 @@ def test_r07_folder_socket_and_lock_are_private_once_it_is_ready(start: Callable
     assert paths.lock_path(daemon.socket).read_text() == f"{daemon.process.pid}\n"
 
 
+def test_r07_whatever_the_umask_no_folder_is_left_open(start: Callable[..., Daemon]) -> None:
+    """Those on the way to the socket and to the log are nobody else's to write in either."""
+    before = os.umask(0o000)
+    try:
+        daemon = start()
+    finally:
+        os.umask(before)
+    home = daemon.ready().socket.parents[1]
+    made = [path for path in home.rglob("*") if path.is_dir()]
+    assert daemon.socket.parent in made
+    assert len(made) > 1
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+
+
 def test_r03_a_second_daemon_exits_with_75_and_names_the_first(start: Callable[..., Daemon]) -> None:
     """The first is not disturbed."""
     first = start().ready()

@@ -42,6 +42,7 @@ def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
     """The same with errors raised: InvalidParams, ConfigInvalid, SocketRefused, AlreadyRunning."""
     options = _parser(program).parse_args(arguments)
     environment.forget_unknown()
+    os.umask(os.umask(0o077) | 0o022)  # folders on the way to ours, too, are nobody else's to write in
     lean.one_arena()
     lean.short_turns()
     lean.import_without_openssl()
