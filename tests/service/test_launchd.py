@@ -443,6 +443,14 @@ def test_the_state_of_a_healthy_agent(mac: Mac, tmp_path: Path) -> None:
     assert state.installed.program == (str(program),)
 
 
+def test_an_install_of_what_ends_at_once_says_so(mac: Mac) -> None:
+    """For launchctl a job that is loaded is enough; a user hears after three seconds that nothing runs."""
+    mac.state["ends_with"] = "78: EX_CONFIG"
+    (note,) = mac.agent().install(ORDER).notes
+    assert "no process runs yet; it ended with 78: EX_CONFIG" in note
+    assert sum(mac.waited) == pytest.approx(3)
+
+
 @pytest.mark.parametrize(
     ("wreck", "warning"),
     [
@@ -450,11 +458,21 @@ def test_the_state_of_a_healthy_agent(mac: Mac, tmp_path: Path) -> None:
         (lambda mac: mac.path.unlink(), "that is not there any more"),
         (lambda mac: mac.job().update(pid=None, exit="1", state="spawn scheduled"), "ended with 1 .*spawn scheduled"),
         (lambda mac: mac.job().update(pid=None, exit="2", state="spawn scheduled"), "veloxquantctl config check"),
+        (lambda mac: mac.path.chmod(0o666), "others could change the file"),
         (lambda mac: mac.state["disabled"].update({LABEL: True}), "disabled, so it is not loaded"),
         (lambda mac: mac.job()["content"].update(ProgramArguments=["/old"]), "the loaded agent runs /old"),
         (lambda _: None, "/opt/tools/bin/veloxquantd cannot be executed"),
     ],
-    ids=["no job", "no file", "crashes", "misconfigured", "disabled", "another program", "program gone"],
+    ids=[
+        "no job",
+        "no file",
+        "crashes",
+        "misconfigured",
+        "open to others",
+        "disabled",
+        "another program",
+        "program gone",
+    ],
 )
 def test_what_is_wrong_is_said(mac: Mac, wreck: Any, warning: str) -> None:
     """Each state that a user should mend has its sentence."""

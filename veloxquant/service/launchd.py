@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_TRIES = 40
 """10 s at a quarter each: launchd was seen to refuse a label for 5 s after it had let go of it."""
+_FIRST_POLLS = 12
+"""3 s after RunAtLoad: no process waits that long for its turn."""
 _START_POLLS = 80
 """20 s: the old process may drain, and launchd may wait out the rest of ThrottleInterval."""
 
@@ -66,7 +68,7 @@ class LaunchdAgent:
             return self._done(
                 changed=True,
                 summary=f"{self.path} is installed and loaded into {domain}",
-                notes=[*_strange_origins(jobs, self.path), *_without_a_screen(domain)],
+                notes=[*_strange_origins(jobs, self.path), *_without_a_screen(domain), *self._no_process(domain)],
             )
 
     def uninstall(self) -> Done:
@@ -234,6 +236,17 @@ class LaunchdAgent:
             f"launchd took the order, and no process runs{ended}",
             hint=f"read {self.crash_log}, or: veloxquantctl daemon",
         )
+
+    def _no_process(self, domain: str) -> list[str]:
+        """What to say of a job that is loaded and of which nothing runs: launchctl says yes to that, too."""
+        job = None
+        for _ in range(_FIRST_POLLS):
+            job = self.launchctl.job(domain)
+            if job is None or job.pid is not None or job.state is None:
+                return []
+            self.launchctl.pause(POLL_S)
+        ended = f"; it ended with {job.last_exit}" if job is not None and job.last_exit else ""
+        return [f"no process runs yet{ended}: veloxquantctl service status, and read {self.crash_log}"]
 
     def _require_installed(self) -> Installed:
         found = plist.installed(self.path)

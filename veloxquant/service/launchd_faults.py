@@ -90,6 +90,9 @@ def warnings(installed: Installed | None, jobs: list[Job], launchctl: Launchctl,
         yield f"loaded twice, as {' and '.join(job.target for job in jobs)}: {again}"
     if installed is not None and not os.access(installed.program[0], os.X_OK):
         yield f"{installed.program[0]} cannot be executed: {again}"
+    wrong = None if installed is None else bad_file(installed.path)
+    if wrong is not None:
+        yield f"launchd will not load the file at the next login, since {wrong}: {again}"
     for job in jobs:
         yield from _of_job(job, installed, launchctl, crash_log)
 
