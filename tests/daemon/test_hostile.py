@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -11,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from daemon_kit import Daemon, Wire, wait_for
+from daemon_kit import Daemon, Wire, in_process, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reliability import load, malformed, r12_hang_ups, r12_malformed, r14_long_line, r18_connect_burst
@@ -20,6 +21,9 @@ from veloxquant.wire.frames import REQUEST_LIMIT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from veloxquant.daemon.server import Server
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
 METHODS = b'{"jsonrpc":"2.0","id":1,"method":"methods"}\n'
@@ -228,3 +232,25 @@ def test_no_sequence_of_behaviours_leaves_anything_behind(
     for wire in (good, *crowd.open.values()):
         wire.close()
     assert_nothing_left(shared, at_rest)
+
+
+def test_clients_that_left_while_they_waited_take_nobodys_place(short_folder: Path) -> None:
+    """Who asks about a model that is being traced and goes would else count until the trace has ended."""
+
+    def scenario(server: Server) -> None:
+        async def never(*_: object) -> bytes:
+            return await asyncio.Event().wait() and b""
+
+        server.app.question = never  # type: ignore[assignment, method-assign]
+        waiting, gone = (Wire(server.app._socket) for _ in range(2))
+        for wire in (waiting, gone):
+            wire.send(b'{"jsonrpc":"2.0","id":1,"method":"plan","params":{"model":{"config":{}}}}\n')
+        wait_for(lambda: all(client._working for client in server.app.clients) and len(server.app.clients) == 2, "both")
+        gone.close()
+        late = Wire(server.app._socket)
+        assert late.call("ping")["pong"]
+        late.call("shutdown")
+        waiting.close()
+        late.close()
+
+    assert in_process(short_folder, scenario, flags={"daemon.max_connections": 2, "daemon.drain_s": 0.01}) == 0

@@ -134,6 +134,10 @@ class Connection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(line)
 
+    def fileno(self) -> int:
+        """The descriptor of the connection, negative once it is closed."""
+        return int(self._transport.get_extra_info("socket").fileno())
+
     def finish(self) -> None:
         """Answer what has arrived, take nothing more, close."""
         if not self._at_end and not self._transport.is_closing():

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import signal
 import time
 from dataclasses import dataclass, field
@@ -109,6 +110,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
         self._quiet_until = 0.0
+        self._next_look = 0.0
         self._touched_at = time.monotonic()
 
     async def run(self, began: float, on_ready: Callable[[Server], None] | None, *, signals: bool) -> int:
@@ -197,6 +199,8 @@ class Server:
             connection.close()
             return
         if len(self.app.clients) >= self._max_clients:
+            await self._make_room()
+        if len(self.app.clients) >= self._max_clients:
             self._turn_away(connection)
             return
         client = Connection(self.dispatch, other, self._timing.patience)
@@ -206,6 +210,20 @@ class Server:
         except OSError:  # gone again before we could listen
             self.app.clients.leave(client)
             connection.close()
+
+    async def _make_room(self) -> None:
+        """Close clients that left while they waited for an answer: nothing is read meanwhile, so nobody noticed."""
+        if self._loop.time() < self._next_look:
+            return
+        self._next_look = self._loop.time() + ACCEPT_PAUSE_S
+        clients = {client.fileno(): client for client in self.app.clients}
+        ends = select.poll()
+        for descriptor in clients:
+            if descriptor >= 0:
+                ends.register(descriptor, 0)  # the end of a connection is told in any case
+        for descriptor, _ in ends.poll(0):
+            clients[descriptor].abort()
+        await asyncio.sleep(0)  # a turn of the loop, in which they go
 
     def _turn_away(self, connection: sockets.socket) -> None:
         log.event("client.turned_away", logging.WARNING, clients=len(self.app.clients))
