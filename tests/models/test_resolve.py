@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veloxquant.errors import InvalidParams, ModelConfigInvalid, ModelError, ModelNotFound
-from veloxquant.models.resolve import MAX_CONFIG_BYTES, compute_dtype, config_hash, resolve
+from veloxquant.models.resolve import MAX_CONFIG_BYTES, MAX_VALUES, compute_dtype, config_hash, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +95,7 @@ def test_a_folder_without_a_config_is_invalid(tmp_path: Path) -> None:
         (b'{"x": NaN}', "holds NaN"),
         (b'{"x": ' + b"9" * 5000 + b"}", "not JSON"),
         (b" " * (MAX_CONFIG_BYTES + 1), "no config is longer"),
+        (b"[]," * MAX_VALUES, "holds more than"),  # before it is parsed, which would tell that it is not JSON
     ],
 )
 def test_damaged_configs_are_invalid(folder: Path, content: bytes, says: str) -> None:
