@@ -158,6 +158,19 @@ def test_only_so_many_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(store.skipped.values()) == ["there are more than 2 files"]
 
 
+def test_only_so_many_bytes_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 files of 16 MiB would take the daemon tens of GiB; room that comes back is used."""
+    store = Calibrations(tmp_path)
+    sizes = [store.put(calibration(name)).stat().st_size for name in "abc"]
+    monkeypatch.setattr(calibrations, "MAX_BYTES", sum(sizes[:2]))
+    store.look()
+    assert [key[0] for key in store.known] == ["a", "b"]
+    assert list(store.skipped.values()) == [f"all together they may take {sum(sizes[:2])} bytes"]
+    (store.folder / calibrations.file_name(calibration("a"))).unlink()
+    store.look()
+    assert [key[0] for key in store.known] == ["b", "c"]
+
+
 def test_a_folder_that_cannot_be_read_leaves_what_was_known(tmp_path: Path) -> None:
     """With a sentence that says why."""
     store = Calibrations(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from veloxquant import plain_file
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid
 from veloxquant.models import bounded, exchange, profile, resolve, static, store, weights
 from veloxquant.profiles import CacheLayer, CachePart, ModelProfile
@@ -34,7 +35,7 @@ def test_a_file_that_goes_while_it_is_looked_at_is_the_oldest(tmp_path: Path) ->
 def test_a_config_on_a_broken_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what the system says."""
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(Path, "read_bytes", broken(errno.EIO))
+    monkeypatch.setattr(plain_file, "read", broken(errno.EIO))
     with pytest.raises(ModelConfigInvalid, match="Input/output error"):
         resolve.resolve(path=str(tmp_path))
 
@@ -44,7 +45,7 @@ def test_a_kept_profile_that_is_too_long_is_none(tmp_path: Path, monkeypatch: py
     store.write(tmp_path, "key", ModelProfile(model_id="m"), complete=True)
     assert store.read(tmp_path, "key") is not None
     monkeypatch.setattr(store, "_MAX_FILE_BYTES", 10)
-    monkeypatch.setattr(Path, "read_bytes", broken(errno.EIO))
+    monkeypatch.setattr(plain_file, "read", broken(errno.EIO))
     assert store.read(tmp_path, "key") is None
 
 

@@ -40,6 +40,8 @@ CALIBRATIONS = "calibrations"
 MAX_FILE_BYTES = 16 * 2**20
 """A model of 128 layers and 32 KV heads of width 128 takes about 4 MiB."""
 MAX_FILES = 512
+MAX_BYTES = 64 * 2**20
+"""Of all files together: the daemon holds what is in them, at some four times their length."""
 _STALE_S = 3600.0
 _TICK_NS = 2 * 10**9
 """More than any file system's clock is coarse."""
@@ -91,8 +93,7 @@ class Calibrations:
         self.trouble = None
         fit = [name for name in names if RECORD_NAME.fullmatch(name) is not None]
         kept, left = fit[:MAX_FILES], fit[MAX_FILES:]
-        read = {name: _again(self.folder / name, self._read.get(name)) for name in kept}
-        self._read = {name: one for name, one in read.items() if one is not None}
+        self._read = self._read_all(kept)
         self.skipped = {
             **{name: one.problem for name, one in self._read.items() if one.found is None},
             **dict.fromkeys(left, f"there are more than {MAX_FILES} files"),
@@ -103,6 +104,16 @@ class Calibrations:
             return False
         self.known = known
         return True
+
+    def _read_all(self, names: list[str]) -> dict[str, _Read]:
+        found: dict[str, _Read] = {}
+        room = MAX_BYTES
+        for name in names:
+            one = _again(self.folder / name, self._read.get(name), room)
+            if one is not None:
+                found[name] = one
+                room -= 0 if one.found is None else one.seen.size
+        return found
 
     def put(self, calibration: Calibration) -> Path:
         """Keep it in the place of an earlier one of this model, for good when this returns. Raises StoreUnavailable."""
@@ -160,14 +171,16 @@ def _names(folder: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(".json") and name[0] not in ".#")
 
 
-def _again(path: Path, before: _Read | None) -> _Read | None:
-    """A file, read if it is another than before; None when it is gone."""
+def _again(path: Path, before: _Read | None, room: int) -> _Read | None:
+    """A file, read if it is another than before and there is room for it; None when it is gone."""
     try:
         seen = signature(path.lstat())
     except FileNotFoundError:
         return None
     except OSError as error:
         return _Read(Signature(0, 0, 0, 0), None, f"it cannot be read: {error.strerror}")
+    if min(seen.size, MAX_FILE_BYTES) > room:
+        return _Read(seen, None, f"all together they may take {MAX_BYTES} bytes")
     if before is not None and before.sure and before.seen == seen:
         return before
     sure = time.time_ns() - seen.ctime_ns > _TICK_NS
