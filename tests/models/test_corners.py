@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -15,6 +14,9 @@ from veloxquant import plain_file
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid
 from veloxquant.models import bounded, exchange, profile, resolve, static, store, weights
 from veloxquant.profiles import CacheLayer, CachePart, ModelProfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def broken(code: int) -> Any:

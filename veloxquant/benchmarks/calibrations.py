@@ -179,20 +179,21 @@ def _again(path: Path, before: _Read | None, room: int) -> _Read | None:
         return None
     except OSError as error:
         return _Read(Signature(0, 0, 0, 0), None, f"it cannot be read: {error.strerror}")
-    if min(seen.size, MAX_FILE_BYTES) > room:
-        return _Read(seen, None, f"all together they may take {MAX_BYTES} bytes")
-    if before is not None and before.sure and before.seen == seen:
+    fits = min(seen.size, MAX_FILE_BYTES) <= room
+    if fits and before is not None and before.sure and before.seen == seen:
         return before
-    sure = time.time_ns() - seen.ctime_ns > _TICK_NS
+    sure = fits and time.time_ns() - seen.ctime_ns > _TICK_NS
     try:
-        return _Read(seen, _calibration(path), sure=sure)
+        return _Read(seen, _calibration(path, fits=fits), sure=sure)
     except FileNotFoundError:
         return None
     except _Unfit as why:
         return _Read(seen, None, str(why), sure)
 
 
-def _calibration(path: Path) -> Calibration:
+def _calibration(path: Path, *, fits: bool) -> Calibration:
+    if not fits:
+        raise _Unfit(f"all together they may take {MAX_BYTES} bytes")
     data = _content(path)
     try:
         found = msgspec.json.decode(data, type=Calibration)
