@@ -16,11 +16,11 @@ from veloxquant.daemon import status
 from veloxquant.daemon import traces as traces_module
 from veloxquant.daemon.counters import Clients, Counters
 from veloxquant.daemon.threads import in_daemon_thread
-from veloxquant.daemon.traces import AT_ONCE, REMEMBERED, WAITING, Traces
+from veloxquant.daemon.traces import AT_ONCE, CELLS, REMEMBERED, WAITING, Traces
 from veloxquant.errors import ModelNotSupported, Overloaded
 from veloxquant.models.resolve import ModelSource
 from veloxquant.planner.snapshot import Snapshot
-from veloxquant.profiles import HardwareProfile, ModelProfile
+from veloxquant.profiles import CacheLayer, CachePart, HardwareProfile, ModelProfile
 
 WORLD: Any = SimpleNamespace(
     loaded=SimpleNamespace(fingerprint="f"), config=None, snapshot=Snapshot(hardware=HardwareProfile(), offers=())
@@ -237,3 +237,16 @@ def test_nearly_all_files_are_warned_of(fds: int | None, limit: int, *, warned: 
     """From nine tenths of the limit on, in a sentence with both figures."""
     process = msgspec.structs.replace(status.now(), fds=fds, fd_limit=limit)
     assert ("90 of 100 files are open" in " ".join(status.warnings(process))) == warned
+
+
+def test_profiles_of_absurd_models_are_bounded_by_what_they_hold() -> None:
+    """64 configs of 1,500 layers would take 800 MB; the newest is kept whatever it holds, since it was asked for."""
+    layer = CacheLayer(index=0, engine_class="KVCache", parts=(CachePart(kind="kv", engine_class="KVCache"),))
+
+    async def run() -> None:
+        traces = Traces(lambda model, _world: ModelProfile(model_id=model.model_id, layers=(layer,) * (CELLS + 1)))
+        for name in "ab":
+            await traces.profile(source(name), WORLD)
+        assert [traces.known(source(name), WORLD) is not None for name in "ab"] == [False, True]
+
+    asyncio.run(run())

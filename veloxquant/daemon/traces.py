@@ -7,6 +7,7 @@ Overloaded at once, rather than a timeout later.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from contextvars import ContextVar
@@ -33,6 +34,8 @@ AT_ONCE = 2
 WAITING = 16
 REMEMBERED = 64
 """Profiles kept in memory; each is some tens of KiB. The others are a file read away."""
+CELLS = 2**16
+"""Layers times probes of all of them: 300 bytes each. A config may name 1,500 layers, and its profile takes 13 MB."""
 
 KEEP_S = 600.0
 """A worker that died on a busy machine left the static reader's answer: worth trying again, not for every plan."""
@@ -56,6 +59,7 @@ class Traces:
         self._trace = trace
         self._running: dict[bytes, asyncio.Task[ModelProfile]] = {}
         self._profiles: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._remembering = threading.Lock()
         self._turn = asyncio.Semaphore(AT_ONCE)
 
     def state(self) -> TracesState:
@@ -117,9 +121,15 @@ class Traces:
         return profile
 
     def _remember(self, key: bytes, profile: ModelProfile) -> None:
-        self._profiles[key] = _Kept(profile, time.monotonic() + KEEP_S)
-        while len(self._profiles) > REMEMBERED:
-            self._profiles.popitem(last=False)
+        with self._remembering:
+            self._profiles[key] = _Kept(profile, time.monotonic() + KEEP_S)
+            self._profiles.move_to_end(key)
+            while len(self._profiles) > 1 and (len(self._profiles) > REMEMBERED or self._cells() > CELLS):
+                self._profiles.popitem(last=False)
+
+    def _cells(self) -> int:
+        profiles = [kept.profile for kept in self._profiles.values()]
+        return sum(len(profile.layers) * (1 + len(profile.probes)) for profile in profiles)
 
 
 def _key(source: ModelSource, world: World) -> bytes:
