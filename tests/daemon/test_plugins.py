@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -190,3 +193,15 @@ def test_a_plugin_that_changes_all_the_time_is_loaded_once_in_ten_minutes(
         assert "plugins" not in app.state.warnings
 
     in_application(work, short_folder)
+
+
+def test_the_daemon_itself_forgets_what_it_does_not_know_before_it_reads_anything() -> None:
+    """Trials of plugins get a clean environment of their own; those that passed run here."""
+    code = (
+        "import os; from veloxquant.daemon import main; from veloxquant.errors import ConfigInvalid\n"
+        "try: main.run(['--config', '/nowhere/at/all'])\n"
+        f"except ConfigInvalid: print(*sorted(os.environ.keys() & {set(SECRETS) | {'HOME'}}))\n"
+    )
+    env = {**os.environ, **SECRETS, "HOME": "/"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "HOME\n"

@@ -165,3 +165,15 @@ def test_the_worker_says_how_it_is_kept_from_the_network(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() in (["namespace"], ["sandbox"], ["audit"])
+
+
+def test_a_confined_process_loads_no_class_from_a_pickle() -> None:
+    """Whoever hands one to pickle there gets an error and no code is called."""
+    code = (
+        "import pickle; from veloxquant.models.trace_worker.confinement import confine\n"
+        "confine(60, 2**30)\n"
+        "try: pickle.loads(b'cos\\ngetcwd\\n.')\n"
+        "except PermissionError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "pickle.find_class is not allowed while tracing a model\n"
