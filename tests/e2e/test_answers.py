@@ -87,7 +87,8 @@ def test_llama_at_128k_on_a_16_gb_mac_packs_as_finely_as_fits(ask: Ask, publishe
     assert chosen["memory"]["fixed_bytes"] < packed / 100
     working_set = round(11.8 * GIB)
     assert chosen["fit"]["total_bytes"] <= working_set * 0.9
-    assert chosen["quality"]["kl_mean"] == min(one["quality"]["kl_mean"] for one in candidates(plan).values())
+    roomy = [one for one in candidates(plan).values() if one["fit"]["total_bytes"] <= working_set * 0.9]
+    assert chosen["quality"]["kl_mean"] == min(one["quality"]["kl_mean"] for one in roomy)
     assert out["fp16"]["reason"] == out["affine8-g64"]["reason"] == "does_not_fit"
     assert out["affine4-g64"]["reason"] == "quality_below_floor"
 

@@ -97,8 +97,10 @@ def test_a_raising_refuses_is_an_answer(simple: Any) -> None:
     assert method.refuses(variant, PART) == ("quarantined", "method simple: refuses() failed: OSError: disk")
 
 
-def test_an_interrupt_is_the_users(simple: Any) -> None:
+def test_an_interrupt_is_the_users(simple: Any, request: pytest.FixtureRequest) -> None:
     """Control-C during a call stops the program and blames nobody; a method that raises one itself is to blame."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupted(self: Any, *_: Any) -> float:
         signal.raise_signal(signal.SIGINT)
