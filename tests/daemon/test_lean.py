@@ -106,12 +106,24 @@ def test_r02_memory_is_given_back_once_it_is_quiet(monkeypatch: pytest.MonkeyPat
     """Not while there is work, and once for each piece of work."""
     trims: list[int] = []
     monkeypatch.setattr(lean, "trim", lambda: trims.append(1))
-    busy = False
+    busy = 0
     seen = []
     for answered in (0, 5, 3, 0, 0, 1, 0):
         busy = Server._tidy(busy, answered)
         seen.append(len(trims))
     assert seen == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_r32_memory_is_given_back_though_it_is_never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each five minutes of looks five seconds apart, and once more when it is quiet."""
+    trims: list[int] = []
+    monkeypatch.setattr(lean, "trim", lambda: trims.append(1))
+    busy = 0
+    for _ in range(181):
+        busy = Server._tidy(busy, 7)
+    assert len(trims) == 3
+    assert Server._tidy(busy, 0) == 0
+    assert len(trims) == 4
 
 
 def test_without_glibc_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

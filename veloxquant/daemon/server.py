@@ -45,6 +45,8 @@ SUCCESSION_S = 12.0
 """From a socket taken over to the end of the daemon that had it: noticing (SELF_CHECK_S), then at most 5 s."""
 SELF_CHECK_S = 5.0
 """One stat each; a fifth of a wake-up a second is what it costs."""
+_BUSY_LOOKS = 60
+"""Looks amid work, five minutes, after which free memory is given back though it never became quiet."""
 LOST_DRAIN_S = 2.0
 """Whose socket is gone lets clients finish for so long at most, whatever daemon.drain_s says."""
 SPARE_FILES = 48
@@ -235,7 +237,7 @@ class Server:
 
     async def _check_socket(self) -> None:
         """A daemon whose socket is gone or somebody else's serves nobody: go, and touch nothing."""
-        busy = False
+        busy = 0
         while True:
             answered = self.app.counters.calls.total()
             await asyncio.sleep(self._timing.self_check_s)
@@ -251,11 +253,13 @@ class Server:
                     os.utime(self._listener.path)
 
     @staticmethod
-    def _tidy(was_busy: bool, answered: int) -> bool:
-        """Once it is quiet after work, give back what the work left; whether there was work since the last look."""
-        if was_busy and not answered:
+    def _tidy(busy: int, answered: int) -> int:
+        """Give back what work left, once it is quiet or after many looks amid work; looks amid work since then."""
+        if answered and busy < _BUSY_LOOKS:
+            return busy + 1
+        if busy:
             lean.trim()
-        return answered > 0
+        return int(answered > 0)
 
     async def _wind_up(self) -> None:
         """No new clients; answer what was asked; say goodbye; close."""
