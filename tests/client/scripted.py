@@ -9,10 +9,25 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from veloxquant.planner.result import Budget, Plan
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 Behaviour = Callable[[socket.socket], None]
+
+NO_FIT = Plan(
+    plan_id="0a",
+    source="daemon",
+    decision="no_fit",
+    chosen=None,
+    hardware={},
+    model={},
+    workload={},
+    engine={},
+    budget=Budget(working_set_bytes=1, weights_bytes=1, active_bytes=0, reserve_bytes=0, kv_budget_bytes=0),
+)
+"""The least that a daemon may answer `plan` with."""
 
 
 def reply(connection: socket.socket, result: Any) -> None:

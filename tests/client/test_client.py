@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from scripted import NO_FIT as PLAN
 
 import veloxquant as vq
 from veloxquant import errors
@@ -26,20 +27,11 @@ from veloxquant.errors import (
     VeloxError,
 )
 from veloxquant.paths import socket_path
-from veloxquant.planner.result import Budget, Plan
 from veloxquant.wire import answers, codes
 
-PLAN = Plan(
-    plan_id="0a",
-    source="daemon",
-    decision="no_fit",
-    chosen=None,
-    hardware={},
-    model={},
-    workload={},
-    engine={},
-    budget=Budget(working_set_bytes=1, weights_bytes=1, active_bytes=0, reserve_bytes=0, kv_budget_bytes=0),
-)
+if TYPE_CHECKING:
+    from veloxquant.planner.result import Plan
+
 CONFIG = {"model_type": "llama", "id": "an id that a config may well have"}
 
 

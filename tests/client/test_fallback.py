@@ -7,7 +7,6 @@ limit; what this process is given to plan with must be more than nothing.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -15,40 +14,25 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import scripted
 
 from veloxquant import _transport
 from veloxquant._transport import SocketTransport
 from veloxquant.client import Client
 from veloxquant.errors import NotAnswering, NotRunning, ProtocolUnsupported, UnknownMethod, VeloxError
-from veloxquant.planner.result import Budget, Plan
 from veloxquant.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-assert _spec is not None
-assert _spec.loader is not None
-scripted = importlib.util.module_from_spec(_spec)
-sys.modules["scripted"] = scripted
-_spec.loader.exec_module(scripted)
+    from veloxquant.planner.result import Plan
 
-DAEMONS = Plan(
-    plan_id="0a",
-    source="daemon",
-    decision="no_fit",
-    chosen=None,
-    hardware={},
-    model={},
-    workload={},
-    engine={},
-    budget=Budget(working_set_bytes=1, weights_bytes=1, active_bytes=0, reserve_bytes=0, kv_budget_bytes=0),
-)
+DAEMONS = scripted.NO_FIT
 OURS = msgspec.structs.replace(DAEMONS, source="local")
 PLAIN: dict[str, Any] = msgspec.to_builtins(DAEMONS)
 LIMIT_S = 0.6

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import socket
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import scripted
 
 from veloxquant import _transport, paths
 from veloxquant._transport import SocketTransport
@@ -23,13 +21,7 @@ from veloxquant.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("scripted.py"))
-assert _spec is not None
-assert _spec.loader is not None
-scripted = importlib.util.module_from_spec(_spec)
-sys.modules["scripted"] = scripted
-_spec.loader.exec_module(scripted)
+    from pathlib import Path
 
 PONG = {"pong": True, "pid": 7, "generation": 3}
 
