@@ -41,6 +41,13 @@ def test_a_longer_context_may_store_less_with_an_unaligned_step(context: int, sl
     assert answer.chosen.memory.stored_bytes == slots * 4096 == _slots_by_replay(context, 0, 300) * 4096
 
 
+@pytest.mark.parametrize(("context", "slots"), [(2, 512), (3, 258)])
+def test_a_window_may_store_less_after_a_longer_prompt(context: int, slots: int) -> None:
+    """Single tokens grow it by 256, and a call of two makes it as long as they are: 257 singles, or 2 and 256."""
+    answer = ask(model([window(1, 64, 512)]), ROOMY, context_length=context, generation_length=255)
+    assert answer.chosen.memory.stored_bytes == slots * 2 * 64 * 2
+
+
 def test_seven_more_tokens_of_llama_store_three_mebibytes_less_with_a_step_of_1000() -> None:
     """1,025 tokens are written as 1000, 24 and 1 and end in 1,280 slots; 1,032 as 1000, 31 and 1, in 1,256."""
     for context, slots in ((1025, 1280), (1032, 1256)):
