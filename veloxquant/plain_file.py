@@ -10,15 +10,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class NotPlain(OSError):
+    """What is there is no regular file."""
+
+
 def open_plain(path: Path) -> BinaryIO:
-    """The file, open for reading. Raises OSError, also for what is no regular file.
+    """The file, open for reading. Raises OSError, NotPlain for what is no regular file.
 
     What was a file a moment ago may be a pipe now, which nobody may ever write to: opening waits for nothing.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is not a regular file")
+        raise NotPlain(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 

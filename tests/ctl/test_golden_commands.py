@@ -88,7 +88,7 @@ def test_version_as_text(ctl: Run, fake: FakeTransport, monkeypatch: pytest.Monk
     found = {"mlx": "0.32.4", "msgspec": "0.20.0", "pluggy": "1.6.0", "watchdog": "6.0.0", "psutil": "7.0.0"}
     monkeypatch.setattr(version, "__version__", "0.1.0")
     monkeypatch.setattr(version.platform, "python_version", lambda: "3.12.1")
-    monkeypatch.setattr(version, "_installed", found.get)
+    monkeypatch.setattr(version.versions, "installed", found.get)
     fake.answers["hello"] = answers.Hello(
         server="veloxquant", version="0.1.0", protocol=1, capabilities=(), pid=4312, generation=118
     )

@@ -52,7 +52,7 @@ def record_dates(config: Config) -> Finding:
 
     latest = datetime.fromtimestamp(time.time() + _AHEAD_S, UTC).isoformat()
     database = BenchmarkDatabase(local.records_directory(config))
-    ahead = [record for record in database.records.values() if record.created_at > latest]
+    ahead = [record for record in database.as_held().values() if record.created_at > latest]
     database.close()
     if not ahead:
         return ok("no record is dated ahead of the clock")

@@ -148,15 +148,14 @@ def _config(file: str) -> dict[str, Any]:
 
 def _bytes_of(file: str) -> bytes:
     """What is in a plain file; a pipe would have us wait for whoever writes to it. Raises OSError, ModelNotFound."""
-    import os
-    import stat
+    from pathlib import Path
 
-    # Non-blocking, so that opening a pipe does not wait either.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    from veloxquant import plain_file
+
+    try:
+        with plain_file.open_plain(Path(file)) as stream:
+            return stream.read(_MAX_CONFIG_BYTES + 1)
+    except plain_file.NotPlain:
         raise ModelNotFound(
             f"{file} is not a plain file", hint="save what it gives to a file, and name that", field="--config"
-        )
-    with os.fdopen(descriptor, "rb") as stream:
-        return stream.read(_MAX_CONFIG_BYTES + 1)
+        ) from None

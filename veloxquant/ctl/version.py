@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from typing import TYPE_CHECKING
 
 from veloxquant import __version__
 from veloxquant.errors import ConfigInvalid, DaemonError
+from veloxquant.hardware import versions
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(session: Session) -> int:
     """Show; that no daemon runs is no error here. Raises ProtocolUnsupported (exit 4) when we cannot talk to it."""
-    found = {name: _installed(name) for name in _PARTS}
+    found = {name: versions.installed(name) for name in _PARTS}
     daemon = _daemon(session)
     if session.terminal.json:
         value = {"veloxquant": __version__, "python": platform.python_version(), "packages": found, "daemon": daemon}
@@ -44,10 +44,3 @@ def _daemon(session: Session) -> dict[str, object] | None:
         # Versions are what a report of such trouble needs; the trouble itself is doctor's to tell.
         return None
     return {"version": found.version, "protocol": found.protocol, "pid": found.pid}
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

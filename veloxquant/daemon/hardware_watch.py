@@ -13,7 +13,6 @@ mlx-lm are installed; then the whole of it is looked at, and subscribers hear of
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import math
 import sys
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from veloxquant.daemon import log
 from veloxquant.daemon.threads import in_daemon_thread
-from veloxquant.hardware import detect
+from veloxquant.hardware import detect, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +50,7 @@ def through_sleep() -> float:
 
 def installed_versions() -> Versions:
     """What is installed now: MLX and mlx-lm, None where one is not. Reads two small files."""
-    return _version("mlx"), _version("mlx-lm")
+    return versions.installed("mlx"), versions.installed("mlx-lm")
 
 
 class HardwareWatch:
@@ -141,10 +140,3 @@ class HardwareWatch:
                 await self.glance()
             except (OSError, RuntimeError) as error:  # no thread or no file to be had: the next glance tries again
                 log.event("machine.unseen", logging.WARNING, error=repr(error))
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -45,7 +45,6 @@ _AT_THE_PATH = {
     errno.ELOOP: "it is a symbolic link",
     errno.ENXIO: "it is a pipe",
     errno.EEXIST: "its folder is a file",
-    errno.ENOTDIR: "a folder on its path is a file",
 }
 """Plainer than the system's own words."""
 
@@ -191,10 +190,5 @@ def _sentence(path: Path, error: Exception) -> str:
 
 def _words(error: Exception) -> str:
     if isinstance(error, OSError):
-        known = {
-            errno.ELOOP: "it is a symbolic link",
-            errno.ENXIO: "it is a pipe",
-            errno.EEXIST: "its folder is a file",
-        }
-        return known.get(error.errno or 0) or error.strerror or str(error)
+        return _AT_THE_PATH.get(error.errno or 0) or error.strerror or str(error)
     return f"{type(error).__name__}: {error}"

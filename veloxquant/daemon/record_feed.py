@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant import local, views
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.benchmarks.calibrations import Calibrations
-from veloxquant.benchmarks.eviction import Limits
+from veloxquant.benchmarks.eviction import Limits, recorded_at
 from veloxquant.benchmarks.records import UNDATED
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.daemon import log
@@ -62,8 +61,8 @@ class RecordFeed:
         self._settings = _settings(config)
         self._database: BenchmarkDatabase | None = None
         self._by_id: dict[str, BenchmarkRecord] = {}
-        self._newest: tuple[dict[str, BenchmarkRecord], str | None] = ({}, None)
-        """The date of the newest of these records."""
+        self._newest: tuple[dict[str, BenchmarkRecord], BenchmarkRecord | None] = ({}, None)
+        """The newest of these records."""
         self._skipped: dict[str, str] = {}
         self._read_at = time.monotonic()
         self._reading = threading.Lock()
@@ -162,13 +161,11 @@ class RecordFeed:
     def _newest_age_s(self) -> float | None:
         """By the records' own dates, looked for once in each set of records."""
         if self._newest[0] is not self._by_id:
-            dates = (record.created_at for record in self._by_id.values() if record.created_at != UNDATED)
-            self._newest = self._by_id, max(dates, default=None)
+            dated = (record for record in self._by_id.values() if record.created_at != UNDATED)
+            self._newest = self._by_id, max(dated, key=lambda record: record.created_at, default=None)
         newest = self._newest[1]
-        try:
-            return None if newest is None else round(time.time() - _moment(newest).timestamp(), 3)
-        except ValueError:
-            return None
+        at = 0.0 if newest is None else recorded_at(newest)
+        return round(time.time() - at, 3) if at else None
 
     def _read(self) -> bool:
         if self._database is None:
@@ -216,12 +213,6 @@ class _Settings(NamedTuple):
     threshold: float
     watch: bool
     limits: Limits
-
-
-def _moment(created_at: str) -> datetime:
-    """A record's own date; one without a zone is in UTC. Raises ValueError."""
-    found = datetime.fromisoformat(created_at)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _settings(config: Config) -> _Settings:

@@ -75,7 +75,7 @@ class Systemctl:
         self.change("start", *units)
 
     def _no_manager(self, words: str) -> ServiceUnavailable:
-        """No manager, and whether that is a matter of this session or of the machine."""
+        """No manager, and whether that is a matter of this login or of the machine."""
         return ServiceUnavailable(f"systemd's user manager cannot be reached: {words}", hint=self._next_step())
 
     def _next_step(self) -> str:
