@@ -7,8 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from veloxquant.daemon.answer_cache import PLAIN, Answer, Answers, Packed, Plans, look, pack, unchanged
+from veloxquant.daemon import answer_cache
+from veloxquant.daemon.answer_cache import Answer, Answers, Packed, Plans, look, pack, unchanged
 from veloxquant.errors import PlanNotFound
 
 if TYPE_CHECKING:
@@ -167,13 +170,84 @@ def test_plans_are_remembered_by_id_within_bounds() -> None:
     assert plans.get("c")
 
 
+LENGTHS = [0, 1, 6600, 13_200, 40_000, 90_000]
+
+
+def result_of(number: int) -> bytes:
+    """An answer of that length, like no other's."""
+    return (b'{"bytes_per_token":%d}' % number * LENGTHS[number])[: LENGTHS[number]]
+
+
 def test_what_is_kept_takes_less_and_comes_back_the_same() -> None:
-    """More answers than are kept plain, each asked for again and again, one of them empty."""
+    """Before anybody asks again it is packed alone."""
     answers = Answers()
-    results = [b'{"bytes_per_token":%d}' % number * 300 * bool(number) for number in range(PLAIN + 4)]
-    for number, result in enumerate(results):
-        answers.put(1, "plan", b"%d" % number, answer(result))
-    assert answers.bytes < sum(map(len, results)) / 4
+    for number in range(len(LENGTHS)):
+        answers.put(1, "plan", b"%d" % number, answer(result_of(number)))
+    assert answers.state().bytes < sum(LENGTHS) / 4
     for _ in range(3):
-        assert [answers.get(1, "plan", b"%d" % number) for number in range(len(results))] == results
-    assert answers.get(1, "plan", b"5") == answers.get(1, "plan", b"5") == results[5]
+        assert [answers.get(1, "plan", b"%d" % number) for number in range(len(LENGTHS))] == list(
+            map(result_of, range(len(LENGTHS)))
+        )
+
+
+def test_r10_what_is_asked_for_again_is_not_unpacked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question of its own for each of 256 clients, 60 kB an answer: each is unpacked once in three rounds."""
+    unpacked: list[int] = []
+    unpack = Packed.unpack
+    monkeypatch.setattr(Packed, "unpack", lambda self: unpacked.append(1) or unpack(self))
+    answers = Answers()
+    for number in range(256):
+        answers.put(1, "plan", b"%d" % number, answer(b"%060000d" % number))
+    for _ in range(3):
+        for number in range(256):
+            assert answers.get(1, "plan", b"%d" % number) == b"%060000d" % number
+    assert len(unpacked) == 256
+
+
+def test_r02_at_rest_answers_are_packed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for within the time stays as it is; the status counts both."""
+    now = [100.0]
+    monkeypatch.setattr(answer_cache.time, "monotonic", lambda: now[0])
+    answers = Answers()
+    for number in (3, 4):
+        answers.put(1, "plan", b"%d" % number, answer(result_of(number)))
+    packed = answers.state().bytes
+    answers.get(1, "plan", b"3")
+    now[0] = 103.0
+    answers.get(1, "plan", b"4")
+    assert answers.state().bytes == packed + LENGTHS[3] + LENGTHS[4]
+    now[0] = 106.0
+    answers.rest(5.0)
+    assert answers.state().bytes == packed + LENGTHS[4]
+    now[0] = 120.0
+    answers.rest(5.0)
+    assert answers.state().bytes == packed
+    assert [answers.get(1, "plan", b"%d" % number) for number in (3, 4)] == [result_of(3), result_of(4)]
+
+
+asked = st.tuples(st.sampled_from(["put", "get", "rest", "next world"]), st.integers(0, len(LENGTHS) - 1))
+
+
+@given(st.lists(asked, max_size=60), st.integers(0, 150_000), st.integers(0, 4_000))
+def test_whatever_is_asked_limits_hold_and_answers_are_those_given(
+    steps: list[tuple[str, int]], plain: int, limit: int
+) -> None:
+    """Against a dictionary that forgets nothing within a world: what comes back was given, and bytes are counted."""
+    answers = Answers(limit_bytes=limit, plain_bytes=plain)
+    world, given_now = 1, set[int]()
+    for what, number in steps:
+        if what == "put":
+            answers.put(world, "plan", b"%d" % number, answer(result_of(number)))
+            given_now.add(number)
+        elif what == "get":
+            found = answers.get(world, "plan", b"%d" % number)
+            assert found is None or (number in given_now and found == result_of(number))
+        elif what == "rest":
+            answers.rest(0.0)
+        else:
+            world, given_now = world + 1, set()
+            assert answers.get(world, "plan", b"%d" % number) is None
+        assert answers.bytes <= limit
+        assert answers.state().bytes <= limit + plain
+    answers.rest(-1.0)
+    assert answers.state().bytes == answers.bytes

@@ -4,8 +4,8 @@ An answer is a pure function of the params' bytes, the world and the model's fil
 made in, together with what the files looked like; a hit costs a look-up and a few stats. Nothing survives a change of
 generation. Plans are kept longer, by id, so that `explain` can speak of an answer the client still holds.
 
-What is kept is packed: a plan of 60 KB takes 8, and 40 us to unpack where planning takes 1 ms or more. Of those lately
-asked for a few stay as they are.
+What is kept is packed: a plan of 60 KB takes 8, and 40 to 100 us to unpack where planning takes 1 ms or more. What is
+asked for again and again stays as it is, too, for as long as that goes on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from veloxquant.wire.answers import CacheState
 ANSWER_BYTES = 3 * 2**20
 PLAN_BYTES = 2**20
 """Some 300 plans of Llama-3.1-8B, and some 100 to explain: more of them would take the daemon beyond 60 MiB."""
-PLAIN = 8
-"""Answers that are kept as they are, too."""
+PLAIN_BYTES = 18 * 2**20
+"""Of answers that are kept as they are, too: some 300, a question of its own for each of as many clients. A daemon at
+work may hold them beyond the 60 MiB; one at rest has none (`rest`)."""
 _FASTEST = 1
+
+_Key = tuple[str, bytes]
+"""Method and params of a question."""
 
 Sight = tuple[tuple[str, int, int, int], ...]
 """What files looked like: (path, inode, size, mtime in ns); zeros for one that is not there."""
@@ -91,20 +95,21 @@ def _seen(path: str) -> tuple[str, int, int, int]:
 class Answers:
     """Encoded results of the current generation by (method, params' bytes), bounded by bytes, least used out first."""
 
-    def __init__(self, limit_bytes: int = ANSWER_BYTES) -> None:
+    def __init__(self, limit_bytes: int = ANSWER_BYTES, plain_bytes: int = PLAIN_BYTES) -> None:
         self.hits = 0
         self.misses = 0
         self.bytes = 0
         self._limit = limit_bytes
         self._generation = -1
-        self._kept: OrderedDict[tuple[str, bytes], Answer] = OrderedDict()
-        self._plain: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        self._kept: OrderedDict[_Key, Answer] = OrderedDict()
+        self._plain = _Plain(plain_bytes)
 
     def get(self, generation: int, method: str, raw: bytes) -> bytes | None:
         """The result given before to the same bytes in the same world about the same files."""
         key = (method, raw)
+        now = time.monotonic()
         kept = self._kept.get(key) if generation == self._generation else None
-        if kept is not None and (time.monotonic() > kept.until or not unchanged(kept.files)):
+        if kept is not None and (now > kept.until or not unchanged(kept.files)):
             self._forget(key)
             kept = None
         if kept is None:
@@ -112,11 +117,7 @@ class Answers:
             return None
         self.hits += 1
         self._kept.move_to_end(key)
-        plain = self._plain.pop(key, None)
-        self._plain[key] = kept.result.unpack() if plain is None else plain
-        if len(self._plain) > PLAIN:
-            self._plain.popitem(last=False)
-        return self._plain[key]
+        return self._plain.get(key, kept.result, now)
 
     def put(self, generation: int, method: str, raw: bytes, answer: Answer) -> None:
         """Keep an answer of this generation; an older generation's is of no use."""
@@ -136,14 +137,55 @@ class Answers:
 
     def state(self) -> CacheState:
         """For `status`."""
-        return CacheState(entries=len(self._kept), bytes=self.bytes, hits=self.hits, misses=self.misses)
+        held = self.bytes + self._plain.bytes
+        return CacheState(entries=len(self._kept), bytes=held, hits=self.hits, misses=self.misses)
 
-    def _forget(self, key: tuple[str, bytes]) -> None:
+    def rest(self, unasked_s: float) -> None:
+        """Keep packed alone what nobody asked for during so many seconds."""
+        self._plain.drop_before(time.monotonic() - unasked_s)
+
+    def _forget(self, key: _Key) -> None:
         self.bytes -= _weight(key, self._kept.pop(key))
-        self._plain.pop(key, None)
+        self._plain.drop(key)
 
 
-def _weight(key: tuple[str, bytes], answer: Answer) -> int:
+class _Plain:
+    """Answers as they are sent, bounded by bytes, in the order in which they were last asked for."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.bytes = 0
+        self._limit = limit_bytes
+        self._held: OrderedDict[_Key, tuple[bytes, float]] = OrderedDict()
+
+    def get(self, key: _Key, packed: Packed, now: float) -> bytes:
+        """The answer; from now on held, if it is not too large for that."""
+        found = self._held.get(key)
+        plain = packed.unpack() if found is None else found[0]
+        self._held[key] = plain, now
+        self._held.move_to_end(key)
+        if found is None:
+            self.bytes += len(plain)
+            while self.bytes > self._limit:
+                self.drop(next(iter(self._held)))
+        return plain
+
+    def drop_before(self, moment: float) -> None:
+        """All that was last asked for before it."""
+        while self._held and next(iter(self._held.values()))[1] < moment:
+            self.drop(next(iter(self._held)))
+
+    def drop(self, key: _Key) -> None:
+        """This one, if it is held."""
+        found = self._held.pop(key, None)
+        self.bytes -= 0 if found is None else len(found[0])
+
+    def clear(self) -> None:
+        """All."""
+        self._held.clear()
+        self.bytes = 0
+
+
+def _weight(key: _Key, answer: Answer) -> int:
     files = sum(len(file[0]) + 200 for file in answer.files)
     return len(key[1]) + len(answer.result.data) + files + 400
 

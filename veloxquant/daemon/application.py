@@ -97,6 +97,10 @@ class Application:
         """Answer `explain`."""
         return await self._questions.explain(params)
 
+    def rest(self, unasked_s: float) -> None:
+        """Let go of what only questions asked within so many seconds are faster for."""
+        self._questions.answers.rest(unasked_s)
+
     async def hardware(self, params: HardwareParams) -> HardwareProfile:
         """Answer `hardware`, with memory as it is now."""
         await self._hardware.fresh()
