@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 SLOPE_MIB_AN_HOUR = 0.5
 DRIFT = 0.10
-WARM_UP = 0.25
-"""Share of the run in which pools, caches and the allocator fill; an hour at most."""
+WARM_UP = 0.5
+"""Share of the run in which pools, caches and the allocator fill; an hour at most, which is what R32 grants."""
 LEAST_SAMPLES = 8
 _Z95 = 1.96
 _DRAWS = 1000

@@ -23,7 +23,7 @@ from veloxquant.config import load, socket_of
 from veloxquant.daemon import activation, lean, lifecycle, log, peer
 from veloxquant.daemon.application import Application
 from veloxquant.daemon.connection import Connection, Patience
-from veloxquant.daemon.dispatch import Dispatch
+from veloxquant.daemon.dispatch import FULL, Dispatch
 from veloxquant.daemon.record_feed import RecordFeed
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import Overloaded, VeloxError
@@ -52,7 +52,6 @@ LOST_DRAIN_S = 2.0
 SPARE_FILES = 48
 """Files kept for everything but clients: records, models, workers' pipes, the log."""
 TOUCH_S = 12 * 3600.0
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LOST = "socket lost"
 _CLOSE_S = 0.5
 _FAILED = 1
@@ -176,7 +175,7 @@ class Server:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener.socket)
             except OSError as error:
-                if error.errno in _FULL:
+                if error.errno in FULL:
                     self._tell_pause(error.strerror)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                 elif error.errno != errno.ECONNABORTED:
@@ -241,6 +240,7 @@ class Server:
         while True:
             answered = self.app.counters.calls.total()
             await asyncio.sleep(self._timing.self_check_s)
+            self.app.rest(self._timing.self_check_s)
             busy = self._tidy(busy, self.app.counters.calls.total() - answered)
             if not self._listener.still_ours():
                 log.event("socket.lost", logging.ERROR, socket=str(self._listener.path))
