@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import stat
 import sys
 from typing import TYPE_CHECKING
 
-from veloxquant import __version__, paths
+from veloxquant import __version__, paths, socket_probe
 from veloxquant.client import Client
 from veloxquant.config import socket_of
 from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
@@ -73,17 +72,12 @@ def leftovers(config: Config) -> Finding:
 
 
 def _knocked(place: Path) -> Finding:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_PATIENCE_S)
-        try:
-            probe.connect(os.fspath(place))
-        except ConnectionRefusedError:
-            return note(f"{place} was left by a daemon that died", "veloxquantctl daemon: a start removes it")
-        except OSError as error:
-            return failed(
-                f"{place} does not take a connection: {error}", "look at the daemon's log: veloxquantctl logs"
-            )
-    return ok("the socket's file is a living one")
+    error = socket_probe.failure(place, _PATIENCE_S)
+    if error is None:
+        return ok("the socket's file is a living one")
+    if isinstance(error, ConnectionRefusedError):
+        return note(f"{place} was left by a daemon that died", "veloxquantctl daemon: a start removes it")
+    return failed(f"{place} does not take a connection: {error}", "look at the daemon's log: veloxquantctl logs")
 
 
 def version(config: Config) -> Finding:

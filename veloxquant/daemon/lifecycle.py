@@ -8,7 +8,6 @@ so that no pid has to be guessed at. The lock file itself stays, since removing 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import resource
@@ -18,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from veloxquant import paths
+from veloxquant import paths, socket_probe
 from veloxquant.errors import AlreadyRunning, SocketRefused
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 WANTED_FILES = 8192
 BACKLOG = 512
-PROBE_S = 1.0
 LOCK_WAIT_S = 0.1
 _PID_WAIT_S = 0.3
 
@@ -156,23 +154,12 @@ def remove_stale(path: Path) -> None:
             hint="set VELOXQUANT_SOCKET to a path in a folder of your own",
             field="socket.path",
         )
-    if _answers(path):
+    if socket_probe.answers(path):
         raise AlreadyRunning(
             f"somebody listens on {path} without holding its lock",
             hint="stop that program, or set VELOXQUANT_SOCKET to another path",
         )
     path.unlink(missing_ok=True)
-
-
-def _answers(path: Path) -> bool:
-    """Whether a connection would be taken: only a refusal proves that nobody listens."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(PROBE_S)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError as error:
-            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
-    return True
 
 
 @dataclass(frozen=True)

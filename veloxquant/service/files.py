@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
-import socket
 import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from veloxquant import socket_probe
 from veloxquant.errors import ServiceFailed, ServiceRefused
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 MODE = 0o644
 """launchd loads no agent that its group or others could write; systemd warns of files that others cannot read."""
-_PROBE_S = 1.0
 _STAGED = ".new"
 
 
@@ -152,18 +150,8 @@ def remove_dead_socket(path: Path) -> None:
     """Remove a socket of ours on which nobody listens any more; anything else at the path stays."""
     with contextlib.suppress(OSError):
         facts = path.lstat()
-        if stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.geteuid() and not _answers(path):
+        if stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.geteuid() and not socket_probe.answers(path):
             path.unlink()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_S)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError as error:
-            return error.errno != errno.ECONNREFUSED
-    return True
 
 
 def _unwritable(path: Path, error: OSError) -> ServiceRefused:
