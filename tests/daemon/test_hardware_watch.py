@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import sys
 import time
 from dataclasses import dataclass, field
@@ -176,15 +177,17 @@ def test_r33_an_upgrade_underneath_is_another_generation(upgrade: dict[str, Any]
     play(scenario)
 
 
-def test_r33_another_system_is_seen_with_the_whole_machine() -> None:
-    """An upgrade of the system without a restart of the daemon: within RECHECK_S of somebody asking."""
+@pytest.mark.parametrize("change", [{"os_version": "27.0"}, {"low_power_mode": True}])
+def test_r33_what_only_a_whole_look_shows_is_seen(change: dict[str, Any]) -> None:
+    """Low power mode, an upgrade of the system without a restart of the daemon: within RECHECK_S of somebody asking."""
 
     async def scenario(machine: Machine, watch: HardwareWatch) -> None:
-        machine.change(os_version="27.0")
+        machine.change(**change)
         machine.now += hardware_watch.RECHECK_S + 1
         await watch.fresh()
         assert machine.state.generation == 1
-        assert machine.state.world.snapshot.hardware.os_version == "27.0"
+        hardware = machine.state.world.snapshot.hardware
+        assert {name: getattr(hardware, name) for name in change} == change
 
     play(scenario)
 
@@ -255,12 +258,12 @@ def test_r33_glances_go_on_until_closed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_r33_versions_are_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the packages' metadata; a package that is not there is None."""
     assert hardware_watch.installed_versions() == (
-        hardware_watch.importlib.metadata.version("mlx"),
-        hardware_watch.importlib.metadata.version("mlx-lm"),
+        importlib.metadata.version("mlx"),
+        importlib.metadata.version("mlx-lm"),
     )
 
     def absent(_name: str) -> str:
-        raise hardware_watch.importlib.metadata.PackageNotFoundError
+        raise importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(hardware_watch.importlib.metadata, "version", absent)
+    monkeypatch.setattr(importlib.metadata, "version", absent)
     assert hardware_watch.installed_versions() == (None, None)

@@ -42,6 +42,8 @@ def _mac(
         cpu_name=silent,
         macos=(lambda: System(name="macOS", version=version, source="recorded")) if version else silent,
         linux=silent,
+        mac_power=silent,
+        linux_power=silent,
         version=lambda distribution: {"mlx": "0.32.4", "mlx-lm": "0.32.2"}[distribution],
         calibration=lambda *_: None,
     )
@@ -62,6 +64,7 @@ def this_linux() -> Sources:
         memory=lambda: Memory(total_bytes=16 * 2**30, available_bytes=6 * 2**30),
         cpu_name=lambda: "AMD EPYC 7763 64-Core Processor",
         linux=lambda: System(name="Debian GNU/Linux", version="12", source="os-release"),
+        linux_power=lambda: None,
         version={"mlx": "0.32.4", "mlx-lm": "0.32.2"}.get,
         calibration=lambda *_: None,
     )

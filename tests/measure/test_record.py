@@ -60,6 +60,13 @@ def test_what_slowed_the_machine_is_tagged(found: Comparison) -> None:
     assert "battery" not in record.tags(found, found.runs[0])
 
 
+def test_low_power_mode_is_a_tag_that_the_planner_doubts(found: Comparison) -> None:
+    """As on battery: the same word that evidence looks for."""
+    strained = msgspec.structs.replace(found.conditions, low_power_mode=True)
+    assert "low-power" in record.tags(msgspec.structs.replace(found, conditions=strained), found.runs[0])
+    assert "low-power" not in record.tags(found, found.runs[0])
+
+
 def test_what_is_not_known_of_the_machine_is_unknown(found: Comparison) -> None:
     """A machine without a name makes a record of an unknown chip, which no plan takes for its own."""
     nameless = msgspec.structs.replace(found.conditions, chip=None, mlx_version=None, macos_version=None)

@@ -178,6 +178,7 @@ def test_one_record_at_another_context_is_moved_by_the_roofline() -> None:
         ({"context_length": 16384}, "extrapolated"),
         ({"tags": ["repeats=1"]}, "few repeats"),
         ({"tags": ["on-battery"]}, "battery"),
+        ({"tags": ["low-power"]}, "low-power"),
         ({"tags": ["thermal-throttled"]}, "thermal"),
     ],
 )

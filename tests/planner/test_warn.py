@@ -119,3 +119,10 @@ def test_gpu_cores_that_no_table_knows_are_a_warning() -> None:
     assert "no Apple M2 with 77 GPU cores is known" in note.text
     for cores in (10, None):
         assert "gpu_cores_not_known" not in codes(ask(llama_8b(), mac(64, gpu_cores=cores)).warnings)
+
+
+def test_low_power_mode_is_a_warning() -> None:
+    """While it lasts; not where it is off, nor where there is none."""
+    assert "low_power_mode" in codes(ask(llama_8b(), mac(64, low_power_mode=True)).warnings)
+    for mode in (False, None):
+        assert "low_power_mode" not in codes(ask(llama_8b(), mac(64, low_power_mode=mode)).warnings)

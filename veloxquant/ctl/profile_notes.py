@@ -59,5 +59,7 @@ def _on_all(result: Profile) -> Iterator[str]:
         )
     if found.conditions.on_battery:
         yield "this machine runs on battery, which may slow it"
+    if found.conditions.low_power_mode:
+        yield "this machine is in low power mode, which slows it"
     if any(one.ms_per_token is None for one in found.runs):
         yield "only one token was generated: decoding has no speed"

@@ -1,6 +1,7 @@
 """This machine as one HardwareProfile: every field with its source, unknown is None with the reason. Never raises.
 
-On a Mac the registry is asked in a thread of its own while MLX is imported, so that the whole stays under 150 ms.
+What other programs are asked is asked in threads of their own while MLX is imported, so that the whole stays under
+150 ms.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from veloxquant.hardware import chips, memory_fields, readings
-from veloxquant.hardware.findings import Findings, ask, because, count, part, rate, text
+from veloxquant.hardware.findings import Findings, ask, because, count, part, rate, text, truth
 from veloxquant.hardware.sources import Sources
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ def detect(sources: Sources | None = None) -> HardwareProfile:
     """Read every source once. Never raises; under 150 ms; imports mlx.core, never mlx_lm."""
     read = sources or Sources()
     found = Findings()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         registry = pool.submit(readings.accelerator, read)
+        power = pool.submit(ask, read.mac_power if read.is_mac else read.linux_power)
         _system(found, read)
         _versions(found, read)
         said = readings.Readings(device=readings.device(read), accelerator=registry.result())
+        _power(found, read, *power.result())
     _chip(found, read, said.device)
     _cores(found, read, said)
     memory_fields.fill(found, read, said)
@@ -63,6 +66,11 @@ def _system(found: Findings, read: Sources) -> None:
         found.put("macos_version", found.values.get("os_version"), found.sources["os_version"])
     else:
         found.missing("macos_version", "not macOS")
+
+
+def _power(found: Findings, read: Sources, saving: bool | None, failed: str) -> None:
+    source = "pmset" if read.is_mac else "platform_profile"
+    found.put("low_power_mode", truth(saving), source, because(source, failed) or f"{source}: no such mode here")
 
 
 def _versions(found: Findings, read: Sources) -> None:

@@ -89,6 +89,11 @@ def count(value: Any) -> int | None:
     return found if found is not None and found <= MOST_CORES else None
 
 
+def truth(value: Any) -> bool | None:
+    """Yes or no, else None."""
+    return value if type(value) is bool else None
+
+
 def text(value: Any) -> str | None:
     """One line of text without surrounding space, else None; what UTF-8 cannot hold is replaced."""
     if type(value) is not str:

@@ -105,7 +105,7 @@ def _as_if_memory(
 def _as_if_system(given: Mapping[str, Any], fields: dict[str, Any], sources: dict[str, str]) -> None:
     """The engine's version stays (its rules size the caches); the operating system is the other machine's."""
     if "chip" in given:
-        for field in ("os_name", "os_version", "macos_version"):
+        for field in ("os_name", "os_version", "macos_version", "low_power_mode"):
             _put(fields, sources, field, None, "as if: not given")
     if "macos_version" in given:
         _put(fields, sources, "os_name", "macOS", "given")

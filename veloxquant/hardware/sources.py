@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from veloxquant.hardware import accelerator, calibrate, cpu, memory, mlx_device, os_release, sysctl, versions
+from veloxquant.hardware import accelerator, calibrate, cpu, memory, mlx_device, os_release, power, sysctl, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,8 @@ class Sources:
     cpu_name: Callable[[], str | None] = cpu.name
     macos: Callable[[], os_release.System] = os_release.macos
     linux: Callable[[], os_release.System] = os_release.linux
+    mac_power: Callable[[], bool | None] = power.macos
+    linux_power: Callable[[], bool | None] = power.linux
     version: Callable[[str], str | None] = versions.installed
     calibration: Callable[[str, str], calibrate.Calibration | None] = calibrate.stored
 

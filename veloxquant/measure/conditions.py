@@ -28,6 +28,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float | None
     """Runnable processes over the last minute, before the first run; about 0 on a quiet machine."""
     on_battery: bool | None
+    low_power_mode: bool | None = None
+    """Whether the system saved power at the cost of speed."""
     temperature: float = 0.0
     """Of sampling: always greedy."""
 
@@ -42,7 +44,7 @@ def now() -> Conditions:
     """This machine at this moment. Never raises."""
     found = detect()
     same = ("chip", "backend", "gpu_cores", "total_memory_bytes", "os_name", "os_version", "macos_version")
-    facts = {name: getattr(found, name) for name in (*same, "mlx_version", "mlx_lm_version")}
+    facts = {name: getattr(found, name) for name in (*same, "mlx_version", "mlx_lm_version", "low_power_mode")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return Conditions(**facts, at=at, load_average=_load(), on_battery=_on_battery())
 

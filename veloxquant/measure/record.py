@@ -83,4 +83,5 @@ def tags(found: Comparison, one: Run) -> list[str]:
     said = [f"tokens={one.prompt_tokens + one.generated_tokens}", "repeats=1"]
     if about.mlx_lm_version:
         said.append(f"mlx-lm={about.mlx_lm_version}")
-    return said + ["baseline=float32"] * found.is_wide + ["battery"] * bool(about.on_battery)
+    strained = ["battery"] * bool(about.on_battery) + ["low-power"] * bool(about.low_power_mode)
+    return said + ["baseline=float32"] * found.is_wide + strained

@@ -67,6 +67,9 @@ def _about_the_machine(setting: Setting) -> Iterable[Note]:
     if facts is not None and cores is not None and cores != facts.gpu_cores:
         text = f"no {chip} with {cores} GPU cores is known: the speed figures are those of {facts.gpu_cores} GPU cores"
         yield Note(code="gpu_cores_not_known", text=text, value=facts.gpu_cores)
+    if setting.hardware.low_power_mode:
+        text = "this machine is in low power mode: figures of full power are too fast for it"
+        yield Note(code="low_power_mode", text=text)
 
 
 def _about_the_chosen(setting: Setting, chosen: Option) -> Iterable[Note]:

@@ -44,6 +44,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
     os_name: str | None = None
     os_version: str | None = None
     macos_version: str | None = None
+    low_power_mode: bool | None = None
+    """Whether the system saves power at the cost of speed now; None where it has no such mode."""
     backend: str | None = None
     """"metal", "cuda" or "cpu"."""
     sources: Mapping[str, str] = {}
