@@ -16,6 +16,7 @@ import pytest
 from veloxquant.config import Config
 from veloxquant.daemon import activation, main
 from veloxquant.service import Order, plist, unit_file
+from veloxquant.service.program import PLAIN_ENVIRONMENT
 from veloxquant.service.values import LABEL, SOCKET_UNIT, UNIT
 
 FOLDER = Path(__file__).parents[1] / "launchd"
@@ -58,6 +59,11 @@ def test_the_agent_is_exactly_what_was_decided() -> None:
         "Umask": 0o077,
         "StandardErrorPath": "/Users/anna/Library/Logs/x.log",
     }
+
+
+def test_the_daemon_is_tried_as_the_agent_runs_it() -> None:
+    """A program that is installed or looked at by doctor is run with the variables that the agent will have."""
+    assert rendered()["EnvironmentVariables"] == PLAIN_ENVIRONMENT
 
 
 def test_a_socket_of_launchd_is_the_one_that_the_daemon_asks_for() -> None:

@@ -13,24 +13,21 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from veloxquant import __version__
+from veloxquant import __version__, service
 from veloxquant.ctl.finding import Finding, failed, note, ok
+from veloxquant.service.program import DAEMON, PLAIN_ENVIRONMENT
 
 if TYPE_CHECKING:
     from veloxquant.config import Config
-    from veloxquant.service import Installed
 
 _LIMIT_S = 8.0
-_PLAIN = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
-"""What an agent finds: a shell's variables are not there."""
-_DAEMON = "veloxquantd"
 _AGAIN = "veloxquantctl service install, which writes it anew"
 _NONE = "no agent is installed; veloxquantctl service install has the daemon start with the session"
 
 
 def starts(_config: Config) -> Finding:
     """The program that the agent's file names is run, with --version, as the service manager would run it."""
-    agent = _installed()
+    agent = service.installed()
     if agent is None:
         return ok(_NONE)
     said = _run(agent.program)
@@ -44,7 +41,7 @@ def starts(_config: Config) -> Finding:
 
 def same_program(_config: Config) -> Finding:
     """The agent runs what is installed here, not another environment's."""
-    agent = _installed()
+    agent = service.installed()
     if agent is None:
         return ok(_NONE)
     program = Path(agent.program[0])
@@ -54,19 +51,13 @@ def same_program(_config: Config) -> Finding:
     return note(f"the agent runs {program}, this program is installed in {sysconfig.get_path('scripts')}", _AGAIN)
 
 
-def _installed() -> Installed | None:
-    from veloxquant import service
-
-    return service.installed()
-
-
 def _run(program: tuple[str, ...]) -> str | Finding:
     """What it says to --version, or what is wrong with it."""
     shown = shlex.join(program)
     try:
         done = subprocess.run(  # noqa: S603 -- the very words that the manager runs, no shell
             [*program, "--version"],
-            env=_PLAIN,
+            env=PLAIN_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -80,7 +71,7 @@ def _run(program: tuple[str, ...]) -> str | Finding:
         why = error.strerror if isinstance(error, OSError) else str(error)
         return failed(f"the agent's program {shown} cannot be run: {why}", _AGAIN)
     said = done.stdout.strip()
-    if done.returncode or not said.startswith(_DAEMON):
+    if done.returncode or not said.startswith(DAEMON):
         words = (done.stderr.strip() or said or f"exit status {done.returncode}").splitlines()[-1]
-        return failed(f"the agent's program {shown} is not {_DAEMON}: {words}", _AGAIN)
+        return failed(f"the agent's program {shown} is not {DAEMON}: {words}", _AGAIN)
     return said.splitlines()[0]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 DAEMON = "veloxquantd"
+PLAIN_ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+"""What an agent finds: a shell's variables are not there."""
 _SIBLING_OF = "veloxquantctl"
 _PASSING = (
     (r"/Cellar/", "Homebrew's Cellar, which the next upgrade removes"),
@@ -51,12 +53,11 @@ def absolute(path: str, env: Mapping[str, str]) -> str:
 
 def check(program: str) -> None:
     """Run it as the agent would, without our environment. Raises ServiceRefused when it does not say its version."""
+    again = f"give the path of {DAEMON}"
     if not os.path.isfile(program) or not os.access(program, os.X_OK):  # noqa: PTH113
-        raise ServiceRefused(
-            f"{program} is no program that can be run", hint="give the path of veloxquantd", field="--program"
-        )
+        raise ServiceRefused(f"{program} is no program that can be run", hint=again, field="--program")
     try:
-        answer = Command(program, env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}).ask("--version")
+        answer = Command(program, env=PLAIN_ENVIRONMENT).ask("--version")
     except ServiceError as error:  # its interpreter is gone, or it hangs
         raise ServiceRefused(
             f"{program}: {error.message}", hint="install veloxquant again, or give another path", field="--program"
@@ -64,7 +65,7 @@ def check(program: str) -> None:
     if answer.code or not answer.out.startswith(DAEMON):
         raise ServiceRefused(
             f"{program} --version does not say that it is {DAEMON}: {answer.words}",
-            hint="give the path of veloxquantd",
+            hint=again,
             field="--program",
         )
 
