@@ -1,7 +1,7 @@
 """How long a plan takes, against the targets and against the peer's planner, all in one run: `make bench`.
 
 One client and 32 clients ask a daemon that holds 1,000 records; each client is a process of its own on a plain socket.
-Its memory is read at the start, after that, and after 256 clients that all asked something new at once.
+Its memory is read at the start, after that, and after 256 clients that all asked something new at once, then at rest.
 The peer (PyPI `veloxquant-mlx`) is timed in its own environment when VELOXQUANT_PEER_PYTHON names its interpreter.
 Figures move with what else the machine does: nothing here fails, each target stands beside its figure.
 """
@@ -35,6 +35,8 @@ RECORDS = 1000
 ONE_CLIENT_PLANS = 4000
 MANY_CLIENTS, PLANS_EACH = 32, 250
 BURST_CLIENTS, BURST_PLANS = 256, 16
+REST_S = 15.0
+"""What a daemon holds at work it gives back soon after (R2 is for one at rest)."""
 STARTS = 9
 
 
@@ -198,6 +200,8 @@ def rates(home: session.Home, same: Path, new: Path) -> float:
         asked_mib = resident_mib(daemon)
         burst(home, new)
         burst_mib = resident_mib(daemon)
+        time.sleep(REST_S)
+        rested_mib = resident_mib(daemon)
     show(
         Figure("one client, each question new: plan, p50", percentile(fresh, 50) * 1e6, "us"),
         Figure("one client, each question new: plan, p99", percentile(fresh, 99) * 1e6, "us"),
@@ -209,7 +213,8 @@ def rates(home: session.Home, same: Path, new: Path) -> float:
         Figure(f"{MANY_CLIENTS} client processes: plan, p99", percentile(many, 99) * 1e3, "ms"),
         Figure(f"{MANY_CLIENTS} client processes: plans a second, all together", many_rate, "/s"),
         Figure(f"daemon resident after {ONE_CLIENT_PLANS:,} new questions", asked_mib, "MiB", 60),
-        Figure(f"daemon resident after a burst of {BURST_CLIENTS} clients", burst_mib, "MiB", 60),
+        Figure(f"daemon resident after a burst of {BURST_CLIENTS} clients", burst_mib, "MiB"),
+        Figure(f"daemon resident {REST_S:g} s after that", rested_mib, "MiB", 60),
     )
     return percentile(fresh, 50)
 
