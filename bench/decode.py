@@ -9,7 +9,8 @@ has 8 layers, hidden size 2,048, 16 query heads over 4 KV heads of width 128 and
 CPU backend, where 16-bit products of packed numbers are emulated.
 
 Contenders take turns, one step each, round after round, so that what else the machine does falls on all of them; what
-is shown is the median, and ratios are medians of the rounds' own ratios. The load of the machine stands below the
+is shown is the median, and ratios are medians of the rounds' own ratios. A method that chooses bits by a calibration
+is given a made-up one, in which later layers and heads mind less. The load of the machine stands below the
 table. mlx-lm's cache is the one (groups of 64) with at least as many stored bits as the method has in 16 bits.
 """
 
@@ -34,7 +35,9 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import VeloxError
+from veloxquant.measure.conformance.models import made_up
 from veloxquant.methods import CachePart, LayerSpec
+from veloxquant.methods.per_layer import for_layer, layer_params
 from veloxquant.methods.registry import load
 
 if TYPE_CHECKING:
@@ -128,19 +131,23 @@ def _engine_cache(bits: int) -> Callable[[int], Any]:
 
 
 def _contender(shape: Shape, method: Method, variant: Variant) -> Contender | None:
-    """None, and a line on stderr, for what cannot be built for this shape or not without a calibration."""
-    part = shape.part
+    """None, and a line on stderr, for what cannot be built for this shape."""
+    part, bits = shape.part, 0.0
+    parts = dict.fromkeys(range(shape.layers), part)
+    own: list[Variant] = []
 
     def make(index: int) -> Any:
-        return method.build(LayerSpec(index=index, part=part), variant)
+        return method.build(LayerSpec(index=index, part=part), own[index])
 
-    bits, why = 0.0, (method.refuses(variant, part) or ("", ""))[1]
-    if not why:
-        try:
-            bits = (method.key_bits(variant, part) + method.value_bits(variant, part)) / 2
+    try:
+        chosen = layer_params(method, variant, parts, made_up("bench", "llama", "", parts))
+        own += [for_layer(variant, params) for params in chosen] or [variant] * shape.layers
+        why = next((said[1] for one in own if (said := method.refuses(one, part)) is not None), "")
+        if not why:
+            bits = statistics.fmean((method.key_bits(one, part) + method.value_bits(one, part)) / 2 for one in own)
             make(0)
-        except VeloxError as error:
-            why = str(error)
+    except VeloxError as error:
+        why = str(error)
     if why:
         print(f"left out: {variant.label}: {why}", file=sys.stderr)
         return None

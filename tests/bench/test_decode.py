@@ -27,19 +27,22 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_method_takes_part_and_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """200 tokens, a round: a row for the float cache, mlx-lm's and the asked variants, each with its ratios."""
     file = tmp_path / "decode.json"
-    words = ["--tokens", "200", "--rounds", "1", "--only", "kivi-k4v4", "turboquant-mse4", "--json", str(file)]
-    assert decode.main(words) == 0
+    words = ["--tokens", "200", "--rounds", "1", "--only", "kivi-k4v4", "turboquant-mse4", "adaptive-4"]
+    assert decode.main([*words, "--json", str(file)]) == 0
     written = json.loads(file.read_text())
     assert written["schema"] == "veloxquant.decode.v1"
     assert set(written["load_average"]) == {"before", "after"}
     rows = [Row(**row) for row in written["rows"]]
     for part in ("attention", "model"):
         ours = {row.label: row for row in rows if row.part == part}
-        assert {FLOAT, "mlx-lm 4 bits", "mlx-lm 2 bits", "kivi-k4v4", "turboquant-mse4"} <= set(ours)
+        assert {FLOAT, "mlx-lm 4 bits", "mlx-lm 2 bits", "kivi-k4v4", "turboquant-mse4", "adaptive-4"} <= set(ours)
         assert ours[FLOAT].over_float == 1.0
         assert ours[FLOAT].over_engine is None
         assert ours["mlx-lm 4 bits"].over_engine == 1.0
         assert ours["kivi-k4v4"].engine == "mlx-lm 4 bits"
+        # Its budget is 4 bits, of which it leaves less unspent than the narrowest step of a class or a head takes.
+        assert 3.5 < ours["adaptive-4"].bits <= 4.0
+        assert ours["adaptive-4"].engine == "mlx-lm 4 bits"
         # 2 x 64 numbers of 2 heads in each layer: 4 sinks, a ring of 128, and two packed groups of 64, in float32.
         layers = 1 if part == "attention" else 2
         assert ours["kivi-k4v4"].bytes == layers * 2 * 2 * 64 * (132 * 4 + 128 * 5 // 8)

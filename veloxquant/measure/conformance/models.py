@@ -150,17 +150,24 @@ def draft_caches() -> list[Any]:
 
 @functools.cache
 def calibration(name: str) -> Calibration:
-    """Made-up sensitivities for methods that choose bits by them: later layers and heads mind less."""
-    growing = [(layer.index, part) for layer in profile(name).layers if (part := layer.packable) is not None]
-    measured = [_sensitivity(index, part) for index, part in growing]
+    """Made-up sensitivities of this architecture's layers."""
+    growing = {layer.index: part for layer in profile(name).layers if (part := layer.packable) is not None}
+    return made_up(name, str(architecture(name).config["model_type"]), profile(name).config_hash, growing)
+
+
+def made_up(model_id: str, architecture: str, config_hash: str, parts: Mapping[int, CachePart]) -> Calibration:
+    """A calibration that nobody measured, for methods that choose bits by one: later layers and heads mind less.
+
+    `parts`: the packed part of each layer, by its place in the engine's cache list.
+    """
     return Calibration(
-        model_id=name,
-        architecture=str(architecture(name).config["model_type"]),
-        config_hash=profile(name).config_hash,
+        model_id=model_id,
+        architecture=architecture,
+        config_hash=config_hash,
         tokens=0,
         text="none: the figures are made up",
         bits=_BITS,
-        layers=tuple(measured),
+        layers=tuple(_sensitivity(index, part) for index, part in parts.items()),
     )
 
 
