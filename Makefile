@@ -5,7 +5,6 @@
 
 VENV ?= .venv
 CACHE := .cache
-MINUTES ?= 60
 BIN := $(VENV)/bin
 MADE := $(VENV)/.made
 # What is installed, a stamp for each extra of pyproject.toml: the demo needs none of what the tests need.
@@ -55,13 +54,13 @@ decode: $(DEMO)  ## decode speed of every method beside mlx-lm's own caches, on 
 	@$(BIN)/python bench/decode.py
 
 soak: $(DEMO)  ## the daemon under mixed load for an hour (MINUTES=n), judged; PUBLISH=1 puts the figures into docs
-	@$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(PUBLISH),--publish)
+	@$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),60) $(if $(PUBLISH),--publish)
 
 faults: $(DEMO)  ## the benchmark store under many writers, 1,000 kills, a full disk and a read-only one
 	@$(BIN)/python bench/store_faults.py
 
 fuzz: $(FUZZ)  ## what reads what others wrote, coverage-guided, for ten minutes (MINUTES=n); finds in .cache/fuzz
-	@$(BIN)/python bench/fuzz/run.py --minutes $(MINUTES)
+	@$(BIN)/python bench/fuzz/run.py --minutes $(or $(MINUTES),10)
 
 reliability: $(DEMO)  ## every measurement of docs/reliability.md in its short form (FULL=1: in full), as a table
 	@$(BIN)/python bench/reliability/table.py $(if $(FULL),--full)
