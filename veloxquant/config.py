@@ -14,7 +14,7 @@ import stat
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -100,6 +100,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     daemon: Daemon = Daemon()
 
 
+class _Origin(NamedTuple):
+    """Where a value was written, as messages put it, and the environment variable if it was one."""
+
+    where: str
+    variable: str | None = None
+
+
+_Written = tuple[str, _Origin, Any]
 _SIZES = (Size, WorkerSize, RecordBytes)
 _COUNTS = (Connections, RecordCount, Milliseconds)
 _PATHS = (PathText, LogPath)
@@ -126,6 +134,7 @@ _WORDS = (
     (Connections, "a whole number from 1 to 65536"),
     (bool, "true or false"),
 )
+_COMMAND_LINE = _Origin("the command line")
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -205,16 +214,17 @@ def variables() -> frozenset[str]:
     return frozenset({variable(key) for key in _LEAVES} | set(_SHORT_NAMES) | _OTHER_VARIABLES)
 
 
-def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> Iterator[_Written]:
     """(key, origin, value) of every key in the file."""
     named = path is not None or bool(env.get("VELOXQUANT_CONFIG"))
     place = Path(path) if path is not None else paths.config_file(env)
+    origin = _Origin(str(place))
     text = _read_private(place, required=named)
     if text is None:
         return
     for section, entries in _parse(text, place).items():
         if section not in _SECTIONS:
-            _unknown(section, str(place), _SECTIONS)
+            _unknown(section, origin, _SECTIONS)
         if not isinstance(entries, dict):
             raise ConfigInvalid(
                 f"{section} in {place} is {quoted(entries)}, which is no section",
@@ -223,36 +233,36 @@ def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> 
             )
         for key, value in entries.items():
             if f"{section}.{key}" not in _LEAVES:
-                _unknown(f"{section}.{key}", str(place), _LEAVES)
-            yield f"{section}.{key}", str(place), value
+                _unknown(f"{section}.{key}", origin, _LEAVES)
+            yield f"{section}.{key}", origin, value
 
 
-def _env_layer(env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+def _env_layer(env: Mapping[str, str]) -> Iterator[_Written]:
     """(key, origin, value) of every variable of ours; the short names come last and win. Empty means not given."""
     known = {variable(key): key for key in _LEAVES}
     ours = sorted(name for name in env if name.startswith("VELOXQUANT_") and env[name])
     for name in ours:
         section = name.removeprefix("VELOXQUANT_").partition("_")[0].lower()
         if name in known:
-            yield known[name], name, _from_text(known[name], env[name])
+            yield known[name], _Origin(name, name), _from_text(known[name], env[name])
         elif section in _SECTIONS and name not in _SHORT_NAMES and name not in _OTHER_VARIABLES:
-            _unknown(name, "the environment", known)
+            _unknown(name, _Origin("the environment", name), known)
     for name, key in _SHORT_NAMES.items():
         if env.get(name):
-            yield key, name, env[name]
+            yield key, _Origin(name, name), env[name]
 
 
-def _flag_layer(flags: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _flag_layer(flags: Mapping[str, Any]) -> Iterator[_Written]:
     for key, value in flags.items():
         if key not in _LEAVES:
-            _unknown(key, "the command line", _LEAVES)
+            _unknown(key, _COMMAND_LINE, _LEAVES)
         if value is None:
             continue
         place = _LEAVES[key] in _PATHS and isinstance(value, (str, Path)) and not str(value).startswith("~/")
         if place and not (_LEAVES[key] == LogPath and value == _DEFAULT_LOG):
-            yield key, "the command line", str(Path(value).absolute()) if str(value) else ""
+            yield key, _COMMAND_LINE, str(Path(value).absolute()) if str(value) else ""
         else:
-            yield key, "the command line", _from_text(key, value) if isinstance(value, str) else value
+            yield key, _COMMAND_LINE, _from_text(key, value) if isinstance(value, str) else value
 
 
 def _from_text(key: str, text: str) -> Any:
@@ -272,7 +282,7 @@ def _from_text(key: str, text: str) -> Any:
     return text
 
 
-def _leaf(key: str, origin: str, value: Any, env: Mapping[str, str]) -> Any:
+def _leaf(key: str, origin: _Origin, value: Any, env: Mapping[str, str]) -> Any:
     """One checked value. Raises ConfigInvalid."""
     kind = _LEAVES[key]
     # A variable of the environment or a path may hold any bytes, which no text of ours can.
@@ -346,16 +356,16 @@ def _parse(data: bytes, place: Path) -> dict[str, Any]:
         _refuse_file(place, "holds a number of thousands of digits", "no key takes a number above 2**53")
 
 
-def _unknown(name: str, origin: str, known: Mapping[str, Any]) -> NoReturn:
+def _unknown(name: str, origin: _Origin, known: Mapping[str, Any]) -> NoReturn:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    raise ConfigInvalid(f"{name} in {origin} is not known", hint=hint, field=name)
+    raise ConfigInvalid(f"{name} in {origin.where} is not known", hint=hint, field=name, variable=origin.variable)
 
 
-def _refuse(key: str, origin: str, reason: str, hint: str) -> NoReturn:
-    raise ConfigInvalid(f"{key} from {origin}: {reason}", hint=hint, field=key)
+def _refuse(key: str, origin: _Origin, reason: str, hint: str) -> NoReturn:
+    raise ConfigInvalid(f"{key} from {origin.where}: {reason}", hint=hint, field=key, variable=origin.variable)
 
 
 def _refuse_file(place: Path, reason: str, hint: str) -> NoReturn:

@@ -117,10 +117,17 @@ class ProtocolUnsupported(RequestError):
 
 
 class ConfigInvalid(RequestError):
-    """The configuration file, an environment variable or a flag is wrong; `field` is the key."""
+    """The configuration file, an environment variable or a flag is wrong; `field` is the key.
+
+    `variable` names the environment variable that is wrong. It is None for a file or a flag, and is not sent.
+    """
 
     name = "config_invalid"
     rpc_code = -32003
+
+    def __init__(self, message: str, *, hint: str = "", field: str | None = None, variable: str | None = None) -> None:
+        super().__init__(message, hint=hint, field=field)
+        self.variable = variable
 
 
 class ModelError(VeloxError):

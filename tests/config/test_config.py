@@ -279,6 +279,33 @@ def test_flag_socket_wins_over_the_variable() -> None:
     assert config.socket_of(load(env=env), env) == Path("/a/env.sock")
 
 
+@pytest.mark.parametrize(
+    ("env", "flags", "variable"),
+    [
+        ({"VELOXQUANT_DAEMON_LOG_LEVEL": "loud"}, {}, "VELOXQUANT_DAEMON_LOG_LEVEL"),
+        ({"VELOXQUANT_DAEMON_LOGLEVEL": "info"}, {}, "VELOXQUANT_DAEMON_LOGLEVEL"),
+        ({"VELOXQUANT_SOCKET": "relative"}, {}, "VELOXQUANT_SOCKET"),
+        ({}, {"daemon.log_level": "VELOXQUANT_DAEMON_LOG_LEVEL"}, None),
+        ({}, {"daemon.nope": "1"}, None),
+    ],
+)
+def test_a_refusal_names_the_variable_that_is_wrong(
+    env: dict[str, str], flags: dict[str, str], variable: str | None
+) -> None:
+    """As a value of its own, so that nobody reads it from the sentence; None for a flag and for the file."""
+    with pytest.raises(ConfigInvalid) as caught:
+        load(env={"HOME": "/h", **env}, flags=flags)
+    assert caught.value.variable == variable
+
+
+def test_a_file_that_is_wrong_is_no_variable(short_folder: Path) -> None:
+    """Even where its folder is named as one."""
+    folder = short_folder / "VELOXQUANT_SOCKET"
+    folder.mkdir()
+    for text in ("[daemon]\nlog_level = 'loud'", "[daemon]\nnope = 1", "[nope]", "nope = 1", "["):
+        assert _refusal(folder, text).variable is None
+
+
 def test_unknown_flag_is_refused() -> None:
     """A dotted key from the command line is checked like any other."""
     with pytest.raises(ConfigInvalid, match="the command line"):

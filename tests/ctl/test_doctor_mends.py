@@ -491,6 +491,20 @@ def test_the_configuration_is_seen_and_mended(
     assert (done.code, report(done)["config"]["state"]) == (0, "ok")
 
 
+def test_a_variable_that_is_only_named_still_holds(
+    ctl: Callable[..., Any], isolated_home: Path, monkeypatch: pytest.MonkeyPatch, home: Home
+) -> None:
+    """The file is wrong, and its path holds a variable's name: what that variable sets is what is looked at."""
+    file = isolated_home / "VELOXQUANT_RECORDS" / "veloxquant.toml"
+    file.parent.mkdir(mode=0o700)
+    file.write_text("[daemon]\nlog_level = 'loud'\n")
+    monkeypatch.setenv("VELOXQUANT_CONFIG", str(file))
+    monkeypatch.setenv("VELOXQUANT_RECORDS", str(home.records))
+    found = report(ctl("doctor", "--json", "--socket", str(home.socket)))
+    assert found["config"]["text"].endswith("what follows is without the file")
+    assert str(home.records) in found["records"]["text"]
+
+
 def test_a_check_that_hangs_is_a_finding(ctl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that does not answer keeps nobody from the other findings."""
     go = threading.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -128,11 +127,9 @@ def _what_holds(session: Session, error: ConfigInvalid) -> tuple[Config, str]:
     env, flags, with_file = dict(os.environ), session.flags, True
     left_out: list[str] = []
     while True:
-        wrong = [name for name in env if re.search(rf"\b{re.escape(name)}\b", error.message) and name != "HOME"]
-        named = [name for name in wrong if name.startswith("VELOXQUANT_")]
-        if named:
-            left_out += named
-            env = {name: value for name, value in env.items() if name not in named}
+        if error.variable in env:
+            left_out.append(error.variable)
+            del env[error.variable]
         elif with_file:
             left_out.append("the file")
             with_file = False
