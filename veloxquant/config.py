@@ -10,7 +10,6 @@ current folder. An empty path means the platform's default.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import tomllib
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 import msgspec
 from msgspec import Meta
 
-from veloxquant import bounded_toml, ownership, paths, units
+from veloxquant import bounded_toml, ownership, paths, plain_file, units
 from veloxquant.errors import MAX_WHOLE, ConfigInvalid, InvalidParams, quoted
 
 if TYPE_CHECKING:
@@ -307,27 +306,24 @@ def _read_private(place: Path, *, required: bool) -> bytes | None:
     Refused when anybody but us and root can write it, or a folder on the way to it.
     """
     try:
-        # Non-blocking, so that a pipe at this path cannot hang the daemon's start.
-        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = plain_file.open_plain(place)
     except FileNotFoundError:
         if not required:
             return None
         _refuse_file(place, "does not exist", "create it, or leave VELOXQUANT_CONFIG and --config out")
+    except plain_file.NotPlain:
+        _refuse_file(place, "is not a file", "name a TOML file")
     except (OSError, ValueError) as error:
         _refuse_file(place, f"cannot be read: {error}", f"make it readable: chmod u+r '{place}'")
     try:
-        _check_private(place, os.fstat(descriptor))
-        with open(descriptor, "rb", closefd=False) as file:
+        with file:
+            _check_private(place, os.fstat(file.fileno()))
             return file.read(_MAX_FILE_BYTES)
     except OSError as error:  # a broken disk, or a folder that went away meanwhile
         _refuse_file(place, f"cannot be read: {error}", "look at the file and its folders with ls -ld")
-    finally:
-        os.close(descriptor)
 
 
 def _check_private(place: Path, facts: os.stat_result) -> None:
-    if not stat.S_ISREG(facts.st_mode):
-        _refuse_file(place, "is not a file", "name a TOML file")
     if facts.st_uid not in (os.geteuid(), 0):
         _refuse_file(place, f"belongs to user id {facts.st_uid}, not to you", f"use a copy of your own: '{place}'")
     folder = place.resolve().parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING, BinaryIO
@@ -13,16 +14,24 @@ if TYPE_CHECKING:
 class NotPlain(OSError):
     """What is there is no regular file."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "it is not a regular file")
+        self.path = path
 
-def open_plain(path: Path) -> BinaryIO:
+    def __str__(self) -> str:
+        return f"{self.path} is not a regular file"
+
+
+def open_plain(path: Path, *, follow_link: bool = True) -> BinaryIO:
     """The file, open for reading. Raises OSError, NotPlain for what is no regular file.
 
-    What was a file a moment ago may be a pipe now, which nobody may ever write to: opening waits for nothing.
+    What was a file a moment ago may be a pipe now, which nobody may ever write to: opening waits for nothing. With
+    `follow_link` false a symbolic link at the path itself is an OSError (ELOOP).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_link else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotPlain(f"{path} is not a regular file")
+        raise NotPlain(path)
     return os.fdopen(descriptor, "rb")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +28,7 @@ from veloxquant.benchmarks.storage import (
     write_aside,
 )
 from veloxquant.errors import InvalidParams, StoreUnavailable
+from veloxquant.plain_file import NotPlain, open_plain
 from veloxquant.profiles.calibration import CALIBRATION_SCHEMA, Calibration
 
 if TYPE_CHECKING:
@@ -208,15 +208,13 @@ def _calibration(path: Path, *, fits: bool) -> Calibration:
 
 def _content(path: Path) -> bytes:
     """Raises FileNotFoundError, and _Unfit for anything that is not a regular file of a size to read."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not block us
     try:
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise _Unfit("it is not a regular file")
+        with open_plain(path, follow_link=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise
+    except NotPlain as error:
+        raise _Unfit(error.strerror) from error
     except OSError as error:
         why = "it is a symbolic link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
         raise _Unfit(why) from error

@@ -8,16 +8,14 @@ is; one that is missing or damaged is made again.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from veloxquant.benchmarks.storage import Signature, signature
 from veloxquant.errors import StoreUnavailable, quoted
+from veloxquant.plain_file import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -105,7 +103,8 @@ def stamp(path: Path) -> Signature | None:
 def read(path: Path) -> Index:
     """The index as it stands. Only where there is no such file is it missing."""
     try:
-        data = _read_regular(path)
+        with open_plain(path) as file:
+            data = file.read()
     except FileNotFoundError:
         return Index()
     except OSError as error:
@@ -172,14 +171,3 @@ def _later(path: Path, version: msgspec.Raw | None) -> str | None:
     if value is None or isinstance(value, bool) or (isinstance(value, (int, float)) and value <= VERSION):
         return None
     return f"{path.name} has the version {quoted(value)}, which may be later than {VERSION}; it is left as it is"
-
-
-def _read_regular(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,6 @@ own that dies with its process; so a journal whose lock is free is one that nobo
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from veloxquant.benchmarks.storage import (
     write_atomically,
 )
 from veloxquant.errors import StoreUnavailable
+from veloxquant.plain_file import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,8 +155,8 @@ class MergeJournal:
 
     def _read(self) -> _Pages:
         try:
-            with reaching(self._path, "read"):
-                pages = msgspec.json.decode(_content(self._path), type=_Pages)
+            with reaching(self._path, "read"), open_plain(self._path, follow_link=False) as file:
+                pages = msgspec.json.decode(file.read(), type=_Pages)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self._unfit(str(error)) from error
         strange = [name for name in (*pages.replaced, *pages.deleted) if RECORD_NAME.fullmatch(name) is None]
@@ -174,11 +174,3 @@ class MergeJournal:
 def _digests(pages: _Pages) -> set[str]:
     """Of all files that the merge writes. None is empty, as that of a file that cannot be read is."""
     return {digest for digests in pages.wrote.values() for digest in digests if digest}
-
-
-def _content(path: Path) -> bytes:
-    """Raises OSError, also for what is no regular file."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(0, "it is not a regular file")
-        return file.read()

@@ -8,7 +8,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from veloxquant import __version__, paths, socket_probe
+from veloxquant import __version__, paths, plain_file, socket_probe
 from veloxquant.client import Client
 from veloxquant.config import socket_of
 from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
@@ -25,7 +25,6 @@ _PATIENCE_S = 2.0
 _SILENT = (NotRunning, NotAnswering)
 """For the check of the socket to tell; the others have nobody to ask."""
 _NOBODY = "no daemon answers"
-_NO_LOCK = "{} is no plain file: no daemon can start"
 _RESTART = "veloxquantctl service restart, or stop the daemon and start it anew"
 
 
@@ -133,21 +132,19 @@ def lock(config: Config) -> Finding:
     """The lock is held exactly when a daemon listens."""
     path = paths.lock_path(socket_of(config))
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = plain_file.open_plain(path, follow_link=False)
     except FileNotFoundError:
         return ok("no lock yet: no daemon has run here")
     except OSError as error:
-        return failed(_NO_LOCK.format(path), away(path)) if path.is_symlink() else _hidden(path, error)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return failed(_NO_LOCK.format(path), away(path))
-        holder = os.pread(descriptor, 32, 0).strip().decode("ascii", "replace") or "unknown"
-        # Shared and for an instant: a daemon that starts just now tries for longer than that.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _held(config, holder, path)
-    finally:
-        os.close(descriptor)
+        if isinstance(error, plain_file.NotPlain) or path.is_symlink():
+            return failed(f"{path} is no plain file: no daemon can start", away(path))
+        return _hidden(path, error)
+    with file:
+        holder = file.read(32).strip().decode("ascii", "replace") or "unknown"
+        try:  # shared and for an instant: a daemon that starts just now tries for longer than that
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _held(config, holder, path)
     return _free(config)
 
 
