@@ -61,10 +61,8 @@ source = {source}
 data_file = {data}
 parallel = true
 sigterm = true
-patch =
-    _exit
-    fork
-disable_warnings = no-data-collected, module-not-measured, module-not-imported, couldnt-parse
+patch = _exit
+disable_warnings = no-data-collected, module-not-measured, module-not-imported
 """
 START = """\
 import os
@@ -105,7 +103,9 @@ def prepare(folder: Path) -> Path:
 
 
 def _coverage(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "coverage", *words], cwd=REPOSITORY, check=True, stdout=2)
+    """One of its commands; what it warns of are data that a killed process had half written."""
+    command = [sys.executable, "-W", "ignore", "-m", "coverage", *words]
+    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=2)
 
 
 def files(found: Mapping[str, Any]) -> Iterator[File]:
