@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from veloxquant import local
 from veloxquant.daemon import status
 from veloxquant.daemon import traces as traces_module
 from veloxquant.daemon.counters import Clients, Counters
-from veloxquant.daemon.threads import in_daemon_thread
+from veloxquant.daemon.threads import in_daemon_thread, note_end
 from veloxquant.daemon.traces import AT_ONCE, CELLS, REMEMBERED, WAITING, Traces
 from veloxquant.errors import ModelNotSupported, Overloaded
 from veloxquant.models.resolve import ModelSource
@@ -134,6 +136,29 @@ def test_few_at_once_some_waiting_and_no_more() -> None:
     asyncio.run(run())
 
 
+def test_a_trace_that_all_have_left_is_not_begun() -> None:
+    """Else clients that ask and vanish would have everybody wait, or refused, behind traces that nobody wants."""
+
+    async def run() -> None:
+        tracer = Tracer()
+        traces = Traces(tracer)
+        asking = [asyncio.ensure_future(traces.profile(source(f"m{n}"), WORLD)) for n in range(AT_ONCE + WAITING)]
+        twice = asyncio.ensure_future(traces.profile(source(f"m{AT_ONCE}"), WORLD))
+        await asyncio.sleep(0.05)
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+        assert (traces.state().running, traces.state().waiting) == (AT_ONCE, 1)
+        again = asyncio.ensure_future(traces.profile(source(f"m{AT_ONCE + 1}"), WORLD))
+        await asyncio.sleep(0)
+        tracer.go.set()
+        assert [(await task).model_id for task in (twice, again)] == [f"m{AT_ONCE}", f"m{AT_ONCE + 1}"]
+        assert sorted(tracer.names) == [f"m{n}" for n in range(AT_ONCE + 2)]
+        assert traces.state().done == AT_ONCE + 2
+
+    asyncio.run(run())
+
+
 def test_a_failed_trace_is_every_askers_error_and_is_tried_again() -> None:
     """A failure may pass (a full disk, a slow machine)."""
 
@@ -148,6 +173,47 @@ def test_a_failed_trace_is_every_askers_error_and_is_tried_again() -> None:
         assert (traces.state().failed, traces.state().running) == (2, 0)
 
     asyncio.run(run())
+
+
+def test_a_failed_trace_that_nobody_waits_for_is_told_once() -> None:
+    """Its event is in the log; asyncio need not print it as an exception that was never retrieved."""
+    told: list[Any] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+        tracer = Tracer()
+        traces = Traces(tracer)
+        asking = asyncio.ensure_future(traces.profile(source("bad"), WORLD))
+        await asyncio.sleep(0.05)
+        asking.cancel()
+        await asyncio.wait([asking])
+        tracer.go.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+        assert (traces.failed, traces.state().running) == (1, 0)
+
+    asyncio.run(run())
+    gc.collect()
+    assert told == []
+
+
+def test_what_fails_where_nobody_waits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A mistake of ours; what was refused, or given up, is none."""
+
+    async def run() -> None:
+        async def fail(error: BaseException) -> None:
+            raise error
+
+        tasks = [
+            asyncio.ensure_future(fail(error))
+            for error in (ModelNotSupported("m", hint="h"), asyncio.CancelledError(), KeyError("ours"))
+        ]
+        for task in tasks:
+            task.add_done_callback(note_end)
+        await asyncio.wait(tasks)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == ["task.failed"]
 
 
 def test_profiles_in_memory_are_bounded() -> None:

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reliability import load, malformed, r12_hang_ups, r12_malformed, r14_long_line, r18_connect_burst
 
+from veloxquant.daemon.connection import Patience
+from veloxquant.errors import ModelNotSupported
 from veloxquant.wire.frames import REQUEST_LIMIT_BYTES
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from veloxquant.daemon.server import Server
+    from veloxquant.local import World
+    from veloxquant.models.resolve import ModelSource
+    from veloxquant.profiles import ModelProfile
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
 METHODS = b'{"jsonrpc":"2.0","id":1,"method":"methods"}\n'
@@ -232,6 +237,72 @@ def test_no_sequence_of_behaviours_leaves_anything_behind(
     for wire in (good, *crowd.open.values()):
         wire.close()
     assert_nothing_left(shared, at_rest)
+
+
+def test_clients_that_vanish_while_their_models_wait_leave_no_trace_to_be_made(short_folder: Path) -> None:
+    """Closed at once, or first for writing alone: their traces are not begun, and their connections go."""
+    began: list[str] = []
+    go = threading.Event()
+
+    def scenario(server: Server) -> None:
+        def trace(model: ModelSource, _world: World) -> ModelProfile:
+            began.append(model.model_id)
+            assert go.wait(30)
+            raise ModelNotSupported("no such model", hint="another")
+
+        server.app.traces._trace = trace
+        half, closed, reader = ([Wire(server.app._socket) for _ in range(3)] for _ in range(3))
+        for number, wire in enumerate((*half, *closed, *reader)):
+            model = {"config": {"model_type": "llama", "hidden_size": number}, "model_id": f"m{number}"}
+            params = {"model": model, "workload": {"context_length": 1024}}
+            wire.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "plan", "params": params}).encode() + b"\n")
+            wait_for(lambda number=number: traced(server) == number + 1, "its trace to run or wait")
+        for wire in half:
+            wire.socket.shutdown(socket.SHUT_WR)
+        for wire in closed:
+            wire.close()
+        wait_for(lambda: traced(server) == len(half) + len(reader), "those that went to be forgotten")
+        assert server.app.traces.state().waiting == 4  # whoever only writes no more is answered
+        for wire in half:
+            wire.close()
+        wait_for(lambda: traced(server) == 2 + len(reader), "the others that went to be forgotten")
+        assert len(server.app.clients) == len(reader)
+        go.set()
+        for wire in reader:
+            assert b"no such model" in wire.line()
+            wire.close()
+        with contextlib.closing(Wire(server.app._socket)) as last:
+            last.call("shutdown")
+
+    assert in_process(short_folder, scenario, patience=Patience(look_s=0.01)) == 0
+    assert sorted(began) == ["m0", "m1", "m6", "m7", "m8"]
+
+
+def traced(server: Server) -> int:
+    """Traces that run, and that wait for their turn."""
+    state = server.app.traces.state()
+    return state.running + state.waiting
+
+
+def test_a_client_that_goes_away_amid_a_reload_does_not_end_it(short_folder: Path) -> None:
+    """Half a reload would be a daemon that no longer looks at the records."""
+    go = threading.Event()
+
+    def scenario(server: Server) -> None:
+        build = server.app._build
+        server.app._build = lambda: go.wait(30) and build()  # type: ignore[method-assign]
+        gone = Wire(server.app._socket)
+        gone.send(b'{"jsonrpc":"2.0","id":1,"method":"reload"}\n')
+        wait_for(server.app._reloading.locked, "the reload")
+        server.app.state.warnings["reload"] = "an earlier one failed"
+        gone.close()
+        wait_for(lambda: not server.app.clients, "the client to be gone")
+        go.set()
+        wait_for(lambda: "reload" not in server.app.state.warnings, "the reload to be done")
+        with contextlib.closing(Wire(server.app._socket)) as last:
+            last.call("shutdown")
+
+    assert in_process(short_folder, scenario) == 0
 
 
 def test_clients_that_left_while_they_waited_take_nobodys_place(short_folder: Path) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from veloxquant.daemon import log
+from veloxquant.daemon import log, peer
 from veloxquant.wire.frames import FrameSplitter
 from veloxquant.wire.messages import encode_error
 
@@ -46,6 +46,8 @@ class Patience:
     """Not reading what we send."""
     idle_s: float = 600.0
     """Nothing asked, unless it subscribed."""
+    look_s: float = 1.0
+    """Between looks whether it is still there, while it waits for an answer."""
 
 
 class Desk(Protocol):
@@ -67,8 +69,8 @@ class Desk(Protocol):
 class Connection(asyncio.Protocol):
     """The state of one connection. Every call comes from the event loop's thread."""
 
-    def __init__(self, desk: Desk, peer: Peer, patience: Patience) -> None:
-        self.peer = peer
+    def __init__(self, desk: Desk, other: Peer, patience: Patience) -> None:
+        self.peer = other
         self.subscribed = False
         self.writable = True
         self._desk = desk
@@ -112,9 +114,11 @@ class Connection(asyncio.Protocol):
         self._work()
 
     def eof_received(self) -> bool:
-        """The client sends no more; what it asked is still answered."""
+        """The client sends no more; what it asked is still answered, unless it is gone."""
         self._at_end = True
         self._work()
+        self._cancel("there")
+        self._check_there()
         return True
 
     def pause_writing(self) -> None:
@@ -194,11 +198,13 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, bytes):
             return answer
         self._working = self._loop.create_task(self._answer_later(answer))
+        self._after("there", self._patience.look_s, self._check_there)
         return b""
 
     async def _answer_later(self, promise: Awaitable[bytes]) -> None:
         line = await promise
         self._working = None
+        self._cancel("there")
         self.send(line)
         self._work()
 
@@ -225,6 +231,15 @@ class Connection(asyncio.Protocol):
         """What arrived and was not answered."""
         self._arrived, self._cut = b"", 0
         self._frames.clear()
+
+    def _check_there(self) -> None:
+        """Amid an answer nothing may be read or written, so that only a look tells whether somebody waits for it."""
+        if self._working is None or self._transport.is_closing():
+            return
+        if peer.hung_up([self.fileno()]):
+            self.abort()
+        else:
+            self._after("there", self._patience.look_s, self._check_there)
 
     def _check_idle(self) -> None:
         left = self._last_heard + self._patience.idle_s - self._loop.time()

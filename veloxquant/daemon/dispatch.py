@@ -6,6 +6,7 @@ internal_error with an id under which the log has the traceback.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -19,6 +20,7 @@ import msgspec
 from veloxquant import __version__, views
 from veloxquant.daemon import log
 from veloxquant.daemon.application import SERVER
+from veloxquant.daemon.threads import note_end
 from veloxquant.daemon.traces import waited_s
 from veloxquant.errors import Overloaded, ProtocolUnsupported, ShuttingDown, VeloxError
 from veloxquant.wire import messages
@@ -154,7 +156,10 @@ class Dispatch:
 
     async def _reload(self, _params: messages.NoParams, client: Connection, _raw: bytes) -> Reloaded:
         log.event("reload.asked", peer_uid=client.peer.uid, peer_pid=client.peer.pid)
-        return await self._app.reload()
+        # Shielded: a client that goes away must not leave the daemon between two worlds.
+        reload = asyncio.get_running_loop().create_task(self._app.reload())
+        reload.add_done_callback(note_end)
+        return await asyncio.shield(reload)
 
     def _subscribe(self, params: messages.SubscribeParams, client: Connection, _raw: bytes) -> Subscribed:
         return Subscribed(topics=self._app.subscribers.add(client, params.topics))

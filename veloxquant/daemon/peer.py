@@ -1,13 +1,17 @@
-"""Who is on the other end of a connection. Only our own user and root are served."""
+"""Who is on the other end of a connection, and whether still. Only our own user and root are served."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import socket
 import struct
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # <sys/un.h> on macOS: level SOL_LOCAL, option LOCAL_PEERPID. Python names neither.
 _SOL_LOCAL = 0
@@ -24,6 +28,19 @@ class Peer(NamedTuple):
 def identify(connection: socket.socket) -> Peer:
     """The peer as the kernel saw it when it connected. Raises OSError when the kernel does not say."""
     return _linux(connection) if sys.platform == "linux" else _bsd(connection)
+
+
+def hung_up(descriptors: Iterable[int]) -> list[int]:
+    """Those connections whose other end is closed altogether, and not for writing alone.
+
+    Looks for POLLOUT though nothing is to be written: macOS tells of an end only where something is looked for, and
+    where that is POLLIN an end of writing looks the same (XNU's poll; not run on a Mac).
+    """
+    ends = select.poll()
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            ends.register(descriptor, select.POLLOUT)
+    return [descriptor for descriptor, seen in ends.poll(0) if seen & (select.POLLHUP | select.POLLERR)]
 
 
 def allowed(peer: Peer) -> bool:

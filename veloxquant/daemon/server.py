@@ -12,7 +12,6 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import signal
 import time
 from dataclasses import dataclass, field
@@ -213,16 +212,12 @@ class Server:
             connection.close()
 
     async def _make_room(self) -> None:
-        """Close clients that left while they waited for an answer: nothing is read meanwhile, so nobody noticed."""
+        """Close clients that left while they waited for an answer and were not looked at since."""
         if self._loop.time() < self._next_look:
             return
         self._next_look = self._loop.time() + ACCEPT_PAUSE_S
         clients = {client.fileno(): client for client in self.app.clients}
-        ends = select.poll()
-        for descriptor in clients:
-            if descriptor >= 0:
-                ends.register(descriptor, 0)  # the end of a connection is told in any case
-        for descriptor, _ in ends.poll(0):
+        for descriptor in peer.hung_up(clients):
             clients[descriptor].abort()
         await asyncio.sleep(0)  # a turn of the loop, in which they go
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from veloxquant.daemon import log
+from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +42,15 @@ async def in_daemon_thread(work: Callable[..., T], *args: object) -> T:
 
     threading.Thread(target=run, name=f"vq-{getattr(work, '__name__', 'work')}", daemon=True).start()
     return await promise
+
+
+def note_end(task: asyncio.Task[Any]) -> None:
+    """Called back by a task that goes on when whoever awaited it has gone.
+
+    What it refused was logged there, and is not told again by asyncio as an exception that nobody retrieved.
+    """
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, VeloxError):
+        log.event("task.failed", logging.ERROR, error=repr(error))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, settle: Callable[[T], None], outcome: T) -> None:

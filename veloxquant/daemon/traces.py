@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,7 @@ import msgspec
 
 from veloxquant import local
 from veloxquant.daemon import log
-from veloxquant.daemon.threads import in_daemon_thread
+from veloxquant.daemon.threads import in_daemon_thread, note_end
 from veloxquant.errors import Overloaded, VeloxError
 from veloxquant.profiles.calibration import digest
 from veloxquant.wire.answers import TracesState
@@ -45,6 +46,16 @@ waited_s: ContextVar[float] = ContextVar("waited_s", default=0.0)
 """Seconds that the request of this task has waited for traces: they are not the daemon's slowness."""
 
 
+@dataclass(eq=False)
+class _Trace:
+    """One that runs or waits for its turn."""
+
+    task: asyncio.Task[ModelProfile] = field(init=False)
+    askers: int = 0
+    """Requests that wait for it."""
+    begun: bool = False
+
+
 class _Kept(NamedTuple):
     profile: ModelProfile
     until: float
@@ -57,7 +68,7 @@ class Traces:
         self.done = 0
         self.failed = 0
         self._trace = trace
-        self._running: dict[bytes, asyncio.Task[ModelProfile]] = {}
+        self._running: dict[bytes, _Trace] = {}
         self._profiles: OrderedDict[bytes, _Kept] = OrderedDict()
         self._remembering = threading.Lock()
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -82,30 +93,43 @@ class Traces:
     async def profile(self, source: ModelSource, world: World) -> ModelProfile:
         """Trace, or join the trace of the same model. Raises what `local.trace_profile` raises, and Overloaded."""
         key = _key(source, world)
-        task = self._running.get(key)
-        if task is None:
-            if len(self._running) >= AT_ONCE + WAITING:
-                raise Overloaded(
-                    f"{len(self._running)} models are being traced or wait for it",
-                    hint="ask again in some seconds",
-                )
-            task = asyncio.get_running_loop().create_task(self._run(key, source, world))
-            self._running[key] = task
-            task.add_done_callback(lambda _task: self._running.pop(key, None))
+        trace = self._running.get(key) or self._enqueue(key, source, world)
         began = time.monotonic()
+        trace.askers += 1
         try:
             # Shielded: a client that goes away must not take the trace from the others.
-            return await asyncio.shield(task)
+            return await asyncio.shield(trace.task)
         finally:
+            trace.askers -= 1
+            if not trace.askers and not trace.begun:
+                # All have left: thousands may ask and vanish, and others would wait behind what nobody wants.
+                trace.task.cancel()
+                self._forget(key, trace)
             waited_s.set(waited_s.get() + time.monotonic() - began)
 
     def abandon(self) -> None:
         """Wait for none of them any more; their workers end with their own time limit."""
-        for task in self._running.values():
-            task.cancel()
+        for trace in self._running.values():
+            trace.task.cancel()
 
-    async def _run(self, key: bytes, source: ModelSource, world: World) -> ModelProfile:
+    def _enqueue(self, key: bytes, source: ModelSource, world: World) -> _Trace:
+        if len(self._running) >= AT_ONCE + WAITING:
+            raise Overloaded(
+                f"{len(self._running)} models are being traced or wait for it", hint="ask again in some seconds"
+            )
+        trace = self._running[key] = _Trace()
+        trace.task = asyncio.get_running_loop().create_task(self._run(trace, key, source, world))
+        trace.task.add_done_callback(lambda _task: self._forget(key, trace))
+        trace.task.add_done_callback(note_end)
+        return trace
+
+    def _forget(self, key: bytes, trace: _Trace) -> None:
+        if self._running.get(key) is trace:
+            del self._running[key]
+
+    async def _run(self, trace: _Trace, key: bytes, source: ModelSource, world: World) -> ModelProfile:
         async with self._turn:
+            trace.begun = True
             log.event("trace.started", model=source.model_id)
             began = time.monotonic()
             try:
