@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -47,8 +48,8 @@ HOSTILE = [
 
 
 def short(name: str) -> str:
-    """For the report of a test."""
-    return ascii(name[:12])
+    """For the report of a test: without a backslash, which a second collection in one process would double."""
+    return f"'{quote(name[:12], errors='surrogatepass')}'"
 
 
 def around(directory: Path) -> set[Path]:
