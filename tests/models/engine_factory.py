@@ -77,6 +77,45 @@ class Late(Quantized):
         return super().declared_bytes(method, label, params, part, runs) - (self.wrong if tokens >= 40 else 0)
 
 
+class LateAndBroken(Late):
+    """Its caches raise when the 40th token comes."""
+
+    def build(self, *args: Any) -> Any:
+        """A QuantizedKVCache that gives up."""
+        made = super().build(*args)
+        update = made.update_and_fetch
+
+        def give_up(keys: Any, values: Any) -> Any:
+            if made.offset + keys.shape[2] >= 40:
+                raise ValueError("it cannot pack")
+            return update(keys, values)
+
+        made.update_and_fetch = give_up
+        return made
+
+
+class Failing(Quantized):
+    """Cannot even say whether it takes a layer."""
+
+    def refuses(self, *args: Any) -> Any:
+        """Raise."""
+        raise RuntimeError("it cannot count")
+
+
+class Maskless(Quantized):
+    """Its caches make no mask, which a model asks for before its first block."""
+
+    def build(self, *args: Any) -> Any:
+        """A QuantizedKVCache without one."""
+
+        def make_mask(*_args: Any, **_options: Any) -> Any:
+            raise NotImplementedError("no mask here")
+
+        made = super().build(*args)
+        made.make_mask = make_mask
+        return made
+
+
 class Careless(Quantized):
     """Declares one byte too few."""
 
@@ -142,6 +181,21 @@ def late_and_wrong() -> Quantized:
     made = Late()
     made.wrong = 1
     return made
+
+
+def late_and_broken() -> Quantized:
+    """The one whose caches cannot pack."""
+    return LateAndBroken()
+
+
+def failing() -> Quantized:
+    """The one that raises while it plans."""
+    return Failing()
+
+
+def maskless() -> Quantized:
+    """The one whose caches make no mask."""
+    return Maskless()
 
 
 def careless() -> Quantized:

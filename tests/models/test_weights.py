@@ -242,6 +242,15 @@ def test_a_folder_that_names_more_files_than_any_model_has_is_refused(tmp_path: 
         weights.read(tmp_path)
 
 
+def test_more_files_than_any_model_has_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are named: the count is looked at before the first header."""
+    monkeypatch.setattr(weights, "_MAX_FILES", 2)
+    for number in range(3):
+        (tmp_path / f"model{'x' * number}.safetensors").write_bytes(b"no header")
+    with pytest.raises(ModelConfigInvalid, match="3 weight files, more than 2"):
+        weights.read(tmp_path)
+
+
 @pytest.mark.parametrize("names", [[f"{n}.safetensors" for n in range(4097)], ["x" * 256]])
 def test_an_index_that_names_more_than_any_model_has_is_refused(tmp_path: Path, names: list[str]) -> None:
     """The names of absent files are part of what a profile is kept under."""
