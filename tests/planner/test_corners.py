@@ -12,6 +12,7 @@ from planner_kit import (
     Packed,
     PerLayer,
     ask,
+    candidate,
     codes,
     kv,
     llama_8b,
@@ -21,6 +22,7 @@ from planner_kit import (
     qwen35_27b,
     record,
     rejection,
+    state,
 )
 from planner_kit import snapshot as known
 
@@ -238,3 +240,13 @@ def test_more_sequences_than_were_measured_take_turns_where_no_bandwidth_is_know
     assert (times, "one after another" in how) == (3, True)
     asked.sequences = 2
     assert speed._how_much_longer(line, asked, measured) == (1.0, "")
+
+
+def test_a_model_of_states_alone_holds_what_was_measured_at_any_length() -> None:
+    """Mamba's cache is as large after one token as after a million: no line through one point is needed."""
+    states = model([state(2**20)] * 24)
+    seen = [(0.9, record("fp16", model_id="test/model", architecture="test", memory_bytes=30 * 2**20))]
+    for tokens in (512, 8192, 131_072):
+        answer = ask(states, ROOMY, on_offer=offers(Own()), records=seen, context_length=tokens)
+        memory = candidate(answer, "fp16").memory
+        assert (memory.stored_bytes, memory.bytes_per_token) == (30 * 2**20, 0)
