@@ -103,9 +103,10 @@ def format_size(size_bytes: float) -> str:
     return f"{sign}{_digits(size / 1024**step)} {_BINARY_NAMES[step]}"
 
 
-def format_count(count: int) -> str:
-    """A whole number with thousands marked: "65,536"."""
-    return f"{count:,}"
+def format_count(count: int, thing: str = "") -> str:
+    """A whole number with thousands marked, and what was counted: "65,536", "1 layer", "1,024 heads"."""
+    number = f"{count:,}"
+    return number if not thing else f"{number} {thing}" if count == 1 else f"{number} {thing}s"
 
 
 def format_duration(seconds: float) -> str:

@@ -135,4 +135,5 @@ def test_durations_are_printed_in_two_units(seconds: float, text: str) -> None:
 def test_counts_are_printed_with_thousands() -> None:
     """And such a count reads back."""
     assert format_count(262144) == "262,144"
+    assert [format_count(count, "line") for count in (0, 1, 2, 1024)] == ["0 lines", "1 line", "2 lines", "1,024 lines"]
     assert parse_count(format_count(262144)) == 262144

@@ -15,7 +15,7 @@ from veloxquant import local, ownership
 from veloxquant.config import log_file_of
 from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
 from veloxquant.errors import SocketRefused, StoreError
-from veloxquant.units import format_size
+from veloxquant.units import format_count, format_size
 
 if TYPE_CHECKING:
     from veloxquant.config import Config
@@ -41,9 +41,10 @@ def records_readable(config: Config) -> Finding:
         database.close()
     except StoreError as error:
         return failed(error.message, error.hint or "set records.directory to a folder of your own")
+    used = f"{format_count(held, 'record')} used"
     if skipped:
-        return note(f"{held:,} records used, {skipped:,} skipped in {directory}", "veloxquantctl records --skipped")
-    return ok(f"{held:,} records used in {directory}")
+        return note(f"{used}, {skipped:,} skipped in {directory}", "veloxquantctl records --skipped")
+    return ok(f"{used} in {directory}")
 
 
 def record_dates(config: Config) -> Finding:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from veloxquant.ctl import checks_daemon, checks_machine, checks_service, checks_settings, checks_stores
 from veloxquant.ctl.finding import Finding, failed, note, ok
 from veloxquant.errors import ConfigInvalid, VeloxError
+from veloxquant.units import format_count
 
 if TYPE_CHECKING:
     import argparse
@@ -108,7 +109,7 @@ def show(findings: dict[str, Finding], terminal: Terminal) -> None:
         terminal.say(f"{terminal.paint(style, mark)} {name:<{width}}  {one.text}{fix}")
     problems = sum(one.state == "failed" for one in findings.values())
     notes = sum(one.state == "note" for one in findings.values())
-    terminal.say(f"{_many(problems, 'problem')}, {_many(notes, 'note')}")
+    terminal.say(f"{format_count(problems, 'problem')}, {format_count(notes, 'note')}")
 
 
 def _configuration(session: Session) -> tuple[Config, Finding]:
@@ -149,7 +150,3 @@ def _fenced(check: Check, config: Config) -> Finding:
         return failed(error.message, error.hint)
     except Exception as error:  # noqa: BLE001 -- the fence: the other checks still have something to say
         return failed(f"the check itself failed: {type(error).__name__}: {error}", "report this")
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -21,6 +21,7 @@ from veloxquant.ctl.records_progress import Progress
 from veloxquant.ctl.records_upkeep import open_store, victim_rows, victim_value
 from veloxquant.ctl.terminal import columns
 from veloxquant.errors import InvalidParams
+from veloxquant.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,7 @@ def _export(session: Session) -> int:
     if terminal.json:
         terminal.value(EXPORT, {"count": len(records), "file": str(path), "bytes": path.stat().st_size})
     else:
-        terminal.say(f"{len(records):,} records in {path}")
+        terminal.say(f"{format_count(len(records), 'record')} in {path}")
     return 0
 
 
@@ -107,7 +108,7 @@ def _import(session: Session) -> int:
     else:
         for one in bad:
             terminal.say(f"{terminal.paint('yellow', 'refused')}  line {one.line}: {one.reason}")
-        _tell(session, merged, f", {len(bad):,} {'line' if len(bad) == 1 else 'lines'} refused" if bad else "")
+        _tell(session, merged, f", {format_count(len(bad), 'line')} refused" if bad else "")
     return 1 if bad else 0
 
 

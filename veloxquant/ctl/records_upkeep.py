@@ -13,7 +13,7 @@ from veloxquant.benchmarks.verify import verify
 from veloxquant.ctl.records_progress import Progress
 from veloxquant.ctl.terminal import columns
 from veloxquant.errors import InvalidParams
-from veloxquant.units import format_size
+from veloxquant.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,9 @@ def _verify(session: Session) -> int:
     for name in found.temporary:
         terminal.say(f"temporary  {name}: of a write under way, or of a writer that was killed")
     verdict = "sound" if found.sound else "not sound"
-    terminal.say(f"{found.records:,} records, {format_size(found.total_bytes)} in {found.directory}: {verdict}")
+    terminal.say(
+        f"{format_count(found.records, 'record')}, {format_size(found.total_bytes)} in {found.directory}: {verdict}"
+    )
     return 0 if found.sound else 1
 
 
@@ -112,7 +114,7 @@ def _prune(session: Session) -> int:
         terminal.say(line)
     would = "would go" if options.dry_run else "are gone"
     bounds = f"at most {limits.max_records:,} and {format_size(limits.max_bytes)} are kept"
-    terminal.say(f"{len(gone):,} records, {format_size(freed)} {would}, {left:,} stay; {bounds}")
+    terminal.say(f"{format_count(len(gone), 'record')}, {format_size(freed)} {would}, {left:,} stay; {bounds}")
     if left > limits.max_records:
         terminal.note("all that stay are pinned: veloxquantctl records unpin ID")
     return 0

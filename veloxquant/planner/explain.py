@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from veloxquant.errors import InvalidParams
 from veloxquant.planner.evidence import cited
-from veloxquant.units import format_size
+from veloxquant.units import format_count, format_size
 
 if TYPE_CHECKING:
     from veloxquant.planner.result import Candidate, Evidence, MemoryTerm, Plan, Rejected
@@ -84,7 +84,7 @@ def _bytes(plan: Plan, one: Candidate) -> list[str]:
     memory = one.memory
     sequences = plan.workload["batch_size"] * plan.workload["num_concurrent_requests"]
     lines = [_line("bytes" if i == 0 else "", _term(term)) for i, term in enumerate(memory.terms)]
-    total = f"{format_size(memory.stored_bytes)} stored for {_many(sequences, 'sequence')}"
+    total = f"{format_size(memory.stored_bytes)} stored for {format_count(sequences, 'sequence')}"
     if memory.evidence.source == "measured":
         total += f" by {cited(memory.evidence)}; the record wins over the arithmetic"
     lines.append(_line("", f"{total}, {memory.ratio:.3g} of the engine's own {format_size(memory.fp16_bytes)}"))
@@ -105,7 +105,7 @@ def _held(plan: Plan, one: Candidate) -> list[str]:
 
 
 def _term(term: MemoryTerm) -> str:
-    layers = _many(term.layers, "layer")
+    layers = format_count(term.layers, "layer")
     own = "".join(f", {name} {value}" for name, value in term.params.items())
     if term.kind == "state":
         return f"{layers} {_X} {format_size(term.fixed_bytes)} of state = {format_size(term.bytes)}"
@@ -116,7 +116,7 @@ def _term(term: MemoryTerm) -> str:
         numbers = f"({keys} (K) + {values} (V)) bits"
     fixed = f" + {layers} {_X} {format_size(term.fixed_bytes)} fixed" if term.fixed_bytes else ""
     what = f"packed{own}" if term.packed else term.kind
-    one_layer = f"{_many(term.heads, 'head')} {_X} {numbers} {_X} {term.slots:,} slots / 8"
+    one_layer = f"{format_count(term.heads, 'head')} {_X} {numbers} {_X} {term.slots:,} slots / 8"
     return f"{layers} {_X} {one_layer}{fixed} = {format_size(term.bytes)} ({what})"
 
 
@@ -164,10 +164,6 @@ def _grounds(evidence: Evidence) -> list[str]:
     by = f" by {cited(evidence)}" if evidence.record_ids else ""
     head = f"{evidence.source}{by}, confidence {trust} ({evidence.confidence:.2f})"
     return [_line("", head), *(_line("", note) for note in evidence.notes)]
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _line(topic: str, text: str) -> str:
