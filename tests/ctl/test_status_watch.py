@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import pytest
 
-from veloxquant.ctl import status, status_watch
+from veloxquant.ctl import status_watch
 from veloxquant.ctl.session import Session
 from veloxquant.ctl.terminal import Terminal
 from veloxquant.errors import NotAnswering, NotRunning
@@ -236,20 +236,67 @@ def picture(written: str, rows: int) -> list[str]:
 
 def test_it_is_drawn_in_place_and_fits(pty: Pty, example: SimpleNamespace) -> None:
     """The second state lies over the first; no line is longer than the terminal and none is below its last row."""
-    screen = status_watch._Screen(Terminal(pty, io.StringIO(), color="never"), status.show)
+    pty.resize(60, 11)
+    screen = status_watch._Screen(Terminal(pty, io.StringIO(), color="never"))
     screen.draw(example.status)
-    shown = picture(pty.getvalue(), 8)
-    assert shown[0].startswith("veloxquant 0.1.0  running")
-    assert [len(line) for line in shown] == [60, 60, 60, 60, 60, 60, 60, 0]
+    shown = picture(pty.getvalue(), 11)
+    assert [line.split()[0] for line in shown[:-1]] == [*SUBJECTS, "warning"]
+    assert max(len(line) for line in shown) == 60
+    assert shown[-1] == ""
     screen.draw(msgspec.structs.replace(example.status, version="0.2.0", warnings=()))
-    again = picture(pty.getvalue(), 8)
+    again = picture(pty.getvalue(), 11)
     assert again[0].startswith("veloxquant 0.2.0  running")
-    assert again[1:] == shown[1:]
+    assert again[1:9] == shown[1:9]
+    assert again[9:] == ["", ""]
     pty.resize(20, 4)
     before = len(pty.getvalue())
     screen.draw(example.status)
     small = picture(pty.getvalue()[before:], 4)
     assert [len(line) for line in small] == [20, 20, 20, 0]
+
+
+SUBJECTS = ["veloxquant", "machine", "methods", "records", "clients", "traces", "process", "socket", "log"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "warned", "seen", "says"),
+    [
+        (12, 2, [*SUBJECTS, "warning", "warning"], None),
+        (11, 2, [*SUBJECTS[:7], "warning", "warning"], "2 lines left out: "),
+        (10, 0, SUBJECTS, None),
+        (9, 0, SUBJECTS[:7], "2 lines left out: "),
+        (5, 2, ["veloxquant", "warning", "warning"], "8 lines left out: "),
+        (4, 2, ["warning", "warning"], "9 lines left out: "),
+        (4, 5, ["warning", "warning"], "12 lines left out, 3 warnings among them: "),
+        (3, 2, ["warning"], "10 lines left out, 1 warning among them: "),
+        (2, 2, [], "11 lines left out, 2 warnings among them: "),
+        (2, 0, [], "9 lines left out: "),
+    ],
+)
+def test_warnings_stay_where_rows_are_few(
+    pty: Pty, example: SimpleNamespace, *, rows: int, warned: int, seen: list[str], says: str | None
+) -> None:
+    """Subjects go from the last to the first, then warnings, and the last line counts what is not seen."""
+    pty.resize(120, rows)
+    found = msgspec.structs.replace(example.status, warnings=tuple(f"number {i}" for i in range(warned)))
+    status_watch._Screen(Terminal(pty, io.StringIO(), color="never")).draw(found)
+    *shown, free = picture(pty.getvalue(), rows)
+    assert free == ""
+    if says is not None:
+        assert shown.pop().startswith(says)
+    assert [line.split()[0] for line in shown] == seen
+
+
+def test_a_terminal_that_grows_shows_all_again(pty: Pty, example: SimpleNamespace) -> None:
+    """Within an interval, without a change at the daemon."""
+    screen = status_watch._Screen(Terminal(pty, io.StringIO(), color="never"))
+    screen.draw(example.status)
+    assert "left out" in pty.getvalue()
+    pty.resize(60, 11)
+    before = len(pty.getvalue())
+    screen.draw(example.status)
+    assert "left out" not in pty.getvalue()[before:]
+    assert picture(pty.getvalue()[before:], 11)[9].startswith("warning")
 
 
 def test_colour_takes_no_room(pty: Pty) -> None:
@@ -263,5 +310,5 @@ def test_colour_takes_no_room(pty: Pty) -> None:
 def test_a_dumb_terminal_gets_blocks(pty: Pty, monkeypatch: pytest.MonkeyPatch, example: SimpleNamespace) -> None:
     """As a pipe does."""
     monkeypatch.setenv("TERM", "dumb")
-    status_watch._Screen(Terminal(pty, io.StringIO()), status.show).draw(example.status)
+    status_watch._Screen(Terminal(pty, io.StringIO())).draw(example.status)
     assert "\033" not in pty.getvalue()

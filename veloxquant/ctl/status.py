@@ -34,7 +34,7 @@ def run(session: Session) -> int:
     if session.options.watch:
         from veloxquant.ctl.status_watch import watch
 
-        return watch(session, _interval_s(session.options.interval), show)
+        return watch(session, _interval_s(session.options.interval))
     if session.options.interval is not None:
         raise InvalidParams("--interval goes with --watch", hint="add --watch", field="--interval")
     status = session.client.status()
@@ -46,11 +46,16 @@ def run(session: Session) -> int:
 
 
 def show(status: Status, terminal: Terminal) -> None:
-    """A dense block, a subject a line."""
+    """A dense block, a subject a line, then what is to be looked at."""
+    for line in (*subjects(status, terminal), *warnings(status, terminal)):
+        terminal.say(line)
+
+
+def subjects(status: Status, terminal: Terminal) -> list[str]:
+    """A line on the daemon as a whole, and one on each part of it."""
     up = format_duration(status.uptime_s)
     head = f"veloxquant {status.version}  {terminal.paint('green', 'running')}  pid {status.pid}  up {up}"
-    terminal.say(f"{head}  protocol {status.protocol}  generation {status.generation}")
-    lines = {
+    parts = {
         "machine": _machine(status.hardware),
         "methods": _methods(status),
         "records": _records(status),
@@ -60,10 +65,13 @@ def show(status: Status, terminal: Terminal) -> None:
         "socket": status.socket,
         "log": status.log_file or "none",
     }
-    for subject, text in lines.items():
-        terminal.say(f"{subject:<9} {text}")
-    for warning in status.warnings:
-        terminal.say(f"{terminal.paint('yellow', 'warning')}   {warning}")
+    lines = [f"{part:<9} {text}" for part, text in parts.items()]
+    return [f"{head}  protocol {status.protocol}  generation {status.generation}", *lines]
+
+
+def warnings(status: Status, terminal: Terminal) -> list[str]:
+    """A line on each thing that a person should look at."""
+    return [f"{terminal.paint('yellow', 'warning')}   {warning}" for warning in status.warnings]
 
 
 def _interval_s(text: str | None) -> float:

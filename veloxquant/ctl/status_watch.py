@@ -12,11 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from veloxquant.ctl.status import show, subjects, warnings
 from veloxquant.errors import NotAnswering, NotRunning, ShuttingDown, VeloxError
+from veloxquant.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from veloxquant.client import Client
     from veloxquant.ctl.session import Session
     from veloxquant.ctl.terminal import Terminal
@@ -26,11 +26,11 @@ TOPICS = ("generation", "records", "methods", "hardware", "warnings")
 _CHANGED, _GONE = "changed", "gone"
 
 
-def watch(session: Session, interval_s: float, show: Callable[[Status, Terminal], None]) -> int:
+def watch(session: Session, interval_s: float) -> int:
     """Until Ctrl-C (exit 130). Raises NotRunning (exit 3) when no daemon is there or comes back, NotAnswering (4)."""
     with session.daemon_client(fallback=False) as client:
         client.ping()
-    screen = _Screen(session.terminal, show)
+    screen = _Screen(session.terminal)
     try:
         while True:
             why = _while_it_runs(session, interval_s, screen)
@@ -98,12 +98,23 @@ def _is_back(session: Session, ends: float) -> bool:
     return True
 
 
+def _fitting(subjects: list[str], warnings: list[str], rows: int | None) -> list[str]:
+    """A state in that many rows: the warnings stay, then the first subjects, and the last row counts what had to go."""
+    if rows is None or len(subjects) + len(warnings) <= rows:
+        return [*subjects, *warnings]
+    warned = warnings[: rows - 1]
+    told = subjects[: rows - 1 - len(warned)]
+    unseen = len(warnings) - len(warned)
+    left_out = format_count(len(subjects) - len(told) + unseen, "line") + " left out"
+    which = f", {format_count(unseen, 'warning')} among them" if unseen else ""
+    return [*told, *warned, f"{left_out}{which}: the terminal has no more rows"]
+
+
 class _Screen:
     """Where states are drawn: over the last one on a terminal, else one below the other."""
 
-    def __init__(self, terminal: Terminal, show: Callable[[Status, Terminal], None]) -> None:
+    def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._show = show
         self._drawn = False
 
     def draw(self, status: Status) -> None:
@@ -112,11 +123,12 @@ class _Screen:
         if terminal.json:
             terminal.value(status.schema, status)
         elif terminal.in_place:
-            terminal.redraw(terminal.lines_of(lambda inner: self._show(status, inner)), first=not self._drawn)
+            lines = _fitting(subjects(status, terminal), warnings(status, terminal), terminal.rows)
+            terminal.redraw(lines, first=not self._drawn)
         else:
             if self._drawn:
                 terminal.say()
-            self._show(status, terminal)
+            show(status, terminal)
         self._drawn = True
         terminal.flush()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import re
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from veloxquant.errors import VeloxError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 ERROR_SCHEMA = "veloxquant.error/1"
 _CUT = "..."
@@ -118,22 +117,22 @@ class Terminal:
         """Whether what was drawn can be drawn over: a terminal that understands the usual sequences."""
         return self.out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
-    def lines_of(self, show: Callable[[Terminal], None]) -> list[str]:
-        """What `show` writes, as lines in our colours."""
-        held = io.StringIO()
-        painted = "always" if self._coloured(self.out) else "never"
-        show(Terminal(held, self.err, color=painted, quiet=self.quiet))
-        return held.getvalue().splitlines()
+    @property
+    def rows(self) -> int | None:
+        """How many lines `redraw` has room for, at least one; None where the terminal does not say.
+
+        The last row stays free: a newline there would scroll.
+        """
+        height = self._size()[1]
+        return None if height is None else max(1, height - 1)
 
     def redraw(self, lines: Sequence[str], *, first: bool) -> None:
         """These lines in place of what was drawn, within the terminal's size as it is now; `first` clears it.
 
-        Each line ends in clearing its rest, the last one in clearing all below, so that nothing flickers. The last row
-        stays free: a newline there would scroll.
+        Each line ends in clearing its rest, the last one in clearing all below, so that nothing flickers.
         """
-        width, height = self._size()
-        shown = lines if height is None else lines[: max(1, height - 1)]
-        body = "".join(f"{self._fitted(line, width)}\033[K\n" for line in shown)
+        width = self._width()
+        body = "".join(f"{self._fitted(line, width)}\033[K\n" for line in lines[: self.rows])
         self._write(f"{_CLEAR if first else ''}{_HOME}{body}\033[J")
 
     def _fitted(self, line: str, width: int | None) -> str:
