@@ -41,7 +41,15 @@ SAMPLE = 300
 
 # mutmut with the collector of cycles off: around each call it sets a variable of the context, and CPython 3.11 dies
 # when a collection meanwhile ends a generator whose own call does the same.
-MUTMUT = "import gc; gc.disable(); from mutmut.__main__ import cli; cli()"
+# An example that shows a fault is not made smaller, which takes longer than finding it.
+MUTMUT = """
+import gc
+from hypothesis import Phase, settings
+from mutmut.__main__ import cli
+gc.disable()
+settings.register_profile("mutation", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+cli()
+"""
 
 # What mutmut writes for a fault: pytest's exit code, or one of its own.
 MISSED = {0: "survived", 5: "no test", 33: "no test"}
@@ -78,7 +86,8 @@ SETTINGS = """
 source_paths = ["veloxquant"]
 only_mutate = {changed}
 also_copy = {copied}
-pytest_add_cli_args = ["-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=900", "-k", "{chosen}"]
+pytest_add_cli_args = ["-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=900",
+    "--hypothesis-profile=mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-k", "{chosen}"]
 pytest_add_cli_args_test_selection = {tests}
 use_setproctitle = false
 track_dependencies = false
