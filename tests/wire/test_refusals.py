@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -12,6 +13,9 @@ from veloxquant.errors import FrameTooLarge, InvalidParams, NotAnswering, ParseE
 from veloxquant.profiles import WorkloadProfile
 from veloxquant.wire import codes, frames, known, messages
 from veloxquant.wire.params import MAX_CONFIG_DEPTH, MAX_CONFIG_ITEMS, ExplainParams, FitWorkload, RecordsParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SAME_VERSION = "install the same veloxquant version on both sides"
 MODEL = {"path": "/m"}
@@ -107,8 +111,11 @@ PARAMS_REFUSED: dict[str, tuple[str, Any, tuple[str, str, str]]] = {
 
 @pytest.mark.parametrize(("method", "params", "expected"), PARAMS_REFUSED.values(), ids=PARAMS_REFUSED)
 def test_params_are_refused_in_these_words(method: str, params: Any, expected: tuple[str, str, str]) -> None:
-    """The field by its path, and what to send instead."""
+    """The field by its path, and what to send instead; to a program that has the values in hand, too."""
     assert refused(method, params) == expected
+    with pytest.raises(InvalidParams) as caught:
+        messages.convert_params(method, params)
+    assert said(caught.value) == expected
 
 
 def test_an_unknown_call_is_quoted_and_cut() -> None:
@@ -249,6 +256,17 @@ def test_a_config_by_hand_with_a_number_that_is_none() -> None:
         )
 
 
+@pytest.fixture(params=["UTC0", "EST5"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's own zone, in POSIX's spelling."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone")
 def test_times_are_utc_where_they_do_not_say() -> None:
     """2026-11-30T00:00:00Z is 1,796,083,200 s after 1970 (56 years of 365 days, 14 leap days, 333 days)."""
     midnight = (56 * 365 + 14 + 333) * 86_400
