@@ -14,19 +14,18 @@ from reliability import figures, plugins
 
 from veloxquant.methods import registry
 
-NAN = plugins.SOURCE.replace('float(variant.params["bits"])', 'float("nan")', 1)
 KINDS = {
     "imports_nothing": "import a_package_that_nobody_has\n",
     "raises": "raise RuntimeError('broken')\n",
     "exits": "import sys\nsys.exit(3)\n",
     "leaves": "import os\nos._exit(3)\n",
-    "says_nan": NAN,
-    "says_negative": plugins.SOURCE + "Mine.fixed_bytes = lambda *_: -1\n",
-    "speaks_in_escapes": plugins.SOURCE + "Mine.summary = '\\x1b[2J'\n",
+    "says_nan": plugins.sound("vq_says_nan") + "Mine.key_bits = lambda *_: float('nan')\n",
+    "says_negative": plugins.sound("vq_says_negative") + "Mine.fixed_bytes = lambda *_: -1\n",
+    "speaks_in_escapes": plugins.sound("vq_speaks_in_escapes") + "Mine.summary = '\\x1b[2J'\n",
     "floods": "import os\nfor _ in range(1600):\n    os.write(1, b'x' * 65536)\n",
-    "forks": plugins.SOURCE + "import os, time\nif not os.fork():\n    time.sleep(600)\n",
+    "forks": plugins.sound("vq_forks") + "import os, time\nif not os.fork():\n    time.sleep(600)\n",
     "takes_memory": "held = bytearray(10 * 10**9)\n",
-    "replaces": plugins.SOURCE + "import json\njson.dumps = str\n",
+    "replaces": plugins.sound("vq_replaces") + "import json\njson.dumps = str\n",
     "recurses": "def f():\n    f()\nf()\n",
     "hangs": "import time\ntime.sleep(10)\n",
 }
@@ -39,7 +38,7 @@ def main() -> int:
     figures.options(__doc__ or "")
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
-        for name, source in {**KINDS, "sound": plugins.SOURCE}.items():
+        for name, source in {**KINDS, "sound": plugins.sound("vq_sound")}.items():
             plugins.lay_out(site, f"vq_{name}", source)
         sys.path.insert(0, str(site))
         took = {name: _quarantine_s(f"vq_{name}", Path(folder) / name) for name in KINDS}

@@ -43,7 +43,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         for at in range(COUNT):
-            plugins.lay_out(site, f"vqmany{at}")
+            name = f"vqmany{at}"
+            plugins.lay_out(site, name, plugins.sound(name, {f"{name}-{bits}": bits for bits in (2, 4, 6, 8)}))
         _seconds(_IMPORTING, site, Path(folder) / "bytecode")  # as installed: byte code is there
         own = statistics.median(_seconds(_IMPORTING, site, Path(folder) / "none")[0] for _ in range(rounds))
         first = [_seconds(_LOADING, site, Path(folder) / f"first{at}") for at in range(rounds)]

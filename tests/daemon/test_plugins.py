@@ -12,6 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from reliability.plugins import lay_out, sound
 
 from veloxquant import local
 from veloxquant.config import Config
@@ -32,36 +33,17 @@ if TYPE_CHECKING:
 CANARY = "canary-71c2"
 SECRETS = dict.fromkeys(("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "HOUSE_RENT"), CANARY)
 
-GOOD = """
-from veloxquant.methods import Method, QualityPrior, Variant, hookimpl
-class Mine(Method):
-    name = "{name}"
-    summary = "of the first version"
-    def variants(self): return [Variant(method="{name}", label="{name}-a")]
-    def key_bits(self, variant, part): return 8.0
-    def value_bits(self, variant, part): return 8.0
-    def quality_prior(self, variant): return QualityPrior(kl_mean=0.1, low=0.0, high=0.2, source="a test")
-@hookimpl
-def veloxquant_methods():
-    return [Mine()]
-"""
 TELLING = f"import os\nraise RuntimeError(*[os.environ.get(name) for name in {list(SECRETS)}])\n"
 
 
-def lay_out(site: Path, dist: str, source: str, version: str = "1.0") -> None:
-    """A distribution of one module, as pip leaves it."""
-    for old in site.glob(f"{dist}-*.dist-info"):
-        old.rename(site / f"{dist}-{version}.dist-info")
-    info = site / f"{dist}-{version}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[veloxquant.methods]\n{dist} = vqdaemon_{dist}\n")
-    (site / f"vqdaemon_{dist}.py").write_text(source)
+def good(name: str) -> str:
+    """One with nothing wrong."""
+    return sound(name) + "Mine.summary = 'of the first version'\n"
 
 
 def upgraded(name: str) -> str:
     """The next version of the good one."""
-    return GOOD.format(name=name).replace("of the first version", "of another version")
+    return sound(name) + "Mine.summary = 'of another version'\n"
 
 
 def test_r27_bad_plugins_are_listed_with_their_reasons_and_the_good_one_serves(
@@ -69,7 +51,7 @@ def test_r27_bad_plugins_are_listed_with_their_reasons_and_the_good_one_serves(
 ) -> None:
     """And what they know of the environment is in no answer, no log line and no status; an upgrade is used."""
     site = short_folder / "site"
-    lay_out(site, "good", GOOD.format(name="good"))
+    lay_out(site, "good", good("good"))
     lay_out(site, "telling", TELLING)
     lay_out(site, "leaving", "import os\nos._exit(3)\n")
     lay_out(site, "flooding", "while True: print('x' * 10_000)\n")
@@ -142,14 +124,14 @@ def test_an_upgrade_is_noticed_within_two_looks_and_used(
     site: Path, short_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First it may still be under way; seen twice alike it is loaded, and answers come from the new version."""
-    lay_out(site, "upgrading", GOOD.format(name="vq-up"))
+    lay_out(site, "upgrading", good("vq-up"))
 
     async def work(app: Application) -> None:
         await app.plugins.look()
         await app.plugins.look()
         assert (summaries(app), app.state.generation) == ({"vq-up": "of the first version"}, 0)
         lay_out(site, "upgrading", upgraded("vq-up"), version="1.1")
-        lay_out(site, "arriving", GOOD.format(name="vq-new"))
+        lay_out(site, "arriving", good("vq-new"))
         await app.plugins.look()
         assert (summaries(app), app.state.generation) == ({"vq-up": "of the first version"}, 0)
         with caplog.at_level(logging.INFO):
@@ -171,13 +153,13 @@ def test_a_plugin_that_changes_all_the_time_is_loaded_once_in_ten_minutes(
     """A package that writes into itself must not keep the daemon busy; a warning says how to have it at once."""
     now = [1000.0]
     monkeypatch.setattr(plugin_watch.time, "monotonic", lambda: now[0])
-    lay_out(site, "writing", GOOD.format(name="vq-writing"))
+    module = lay_out(site, "writing", good("vq-writing"))
     loads: list[int] = []
 
     async def work(app: Application) -> None:
         async def load_again() -> None:
             loads.append(1)
-            with (site / "vqdaemon_writing.py").open("a") as file:
+            with module.open("a") as file:
                 file.write("# written by itself\n")
 
         app.plugins._load_again = load_again

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from reliability.plugins import lay_out
 
 from veloxquant.client import Client
 from veloxquant.errors import EngineUnavailable
@@ -70,21 +70,10 @@ def place(short_folder: Path) -> Iterator[Callable[..., Place]]:
             process.wait()
 
 
-def distribution(folder: Path, name: str, module: Path, version: str = "1.0") -> None:
-    """What an installer leaves of a distribution with one plugin: its module and its metadata."""
-    for old in folder.glob(f"{name}-*.dist-info"):
-        shutil.rmtree(old)
-    facts = folder / f"{name}-{version}.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (facts / "entry_points.txt").write_text(f"[veloxquant.methods]\n{name} = {module.stem}\n")
-    shutil.copy(module, folder)
-
-
 def test_an_impostor_hides_nothing(place: Callable[..., Place], short_folder: Path, tiny: dict[str, Any]) -> None:
     """A plugin that takes a built-in method's name is shown beside it, and never in its place."""
     site = short_folder / "site"
-    distribution(site, "vqtest-duplicate", IMPOSTOR)
+    lay_out(site, "vqtest-duplicate", IMPOSTOR.read_text(), module=IMPOSTOR.stem)
     there = place(PYTHONPATH=str(site))
     rows = there.client.methods("affine").methods
     ours = {method.name: len(method.variants()) for method in registry.load().methods}
@@ -114,13 +103,13 @@ def test_an_impostor_hides_nothing(place: Callable[..., Place], short_folder: Pa
 def test_an_upgraded_plugin_is_used_after_a_reload(place: Callable[..., Place], short_folder: Path) -> None:
     """Answers come from the new files, and there is nothing to warn of."""
     site = short_folder / "site"
-    module = short_folder / "vqtest_good.py"
-    shutil.copy(DISTS / "good" / "vqtest_good.py", module)
-    distribution(site, "vqtest-good", module)
+    good = DISTS / "good" / "vqtest_good.py"
+    lay_out(site, "vqtest-good", good.read_text(), module=good.stem)
     there = place(PYTHONPATH=str(site))
     (before,) = there.client.methods("halved").methods
-    module.write_text(module.read_text() + "\nHalved.summary = 'of another version'\n")
-    distribution(site, "vqtest-good", module, "1.1")
+    lay_out(
+        site, "vqtest-good", good.read_text() + "\nHalved.summary = 'of another version'\n", "1.1", module=good.stem
+    )
     assert there.client.reload().changed
     (after,) = there.client.methods("halved").methods
     assert before.summary != after.summary == "of another version"

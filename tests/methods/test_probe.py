@@ -9,26 +9,14 @@ import time
 from typing import Any
 
 import pytest
+from reliability.plugins import HOOK, head, sound
 
 from veloxquant.methods.plugin import Plugin
 from veloxquant.methods.probe import Limits, examine
 
 LIMITS = Limits(import_s=1.5, hook_s=1.0, check_s=1.0)
 
-HEAD = """
-from veloxquant.methods import Method, QualityPrior, Variant, hookimpl
-class Mine(Method):
-    name = "mine"
-    def variants(self): return [Variant(method="mine", label="mine8")]
-    def key_bits(self, variant, part): return 8.0
-    def value_bits(self, variant, part): return 8.0
-    def quality_prior(self, variant): return QualityPrior(kl_mean=0.1, low=0.0, high=0.2, source="a test")
-"""
-HOOK = """
-@hookimpl
-def veloxquant_methods():
-    return [Mine()]
-"""
+HEAD = head("mine")
 
 ASKING = """
 import os, time
@@ -256,8 +244,7 @@ def test_r29_fifty_plugins_are_tried_out_by_one_process(plugin_module: Any, monk
     really = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: started.append(args) or really(*args, **options))
     plugins = [
-        plugin_module(f"vqmany{at}", "raise ValueError" if at % 10 == 3 else HEAD.replace("mine", f"m{at}") + HOOK)
-        for at in range(50)
+        plugin_module(f"vqmany{at}", "raise ValueError" if at % 10 == 3 else sound(f"m{at}")) for at in range(50)
     ]
     assert [verdict.ok for verdict in examine(plugins, LIMITS)] == [at % 10 != 3 for at in range(50)]
     assert len(started) == 1
@@ -265,7 +252,7 @@ def test_r29_fifty_plugins_are_tried_out_by_one_process(plugin_module: Any, monk
 
 def test_r29_one_of_many_that_ends_the_process_costs_its_neighbours_nothing(plugin_module: Any) -> None:
     """Those after it in the same process are tried out in another, and it is asked again alone."""
-    sources = [HEAD.replace("mine", f"m{at}") + HOOK for at in range(20)]
+    sources = [sound(f"m{at}") for at in range(20)]
     for at in (0, 4, 5, 19):
         sources[at] = f"import os\nos._exit({at})"
     verdicts = examine([plugin_module(f"vqexit{at}", source) for at, source in enumerate(sources)], LIMITS)
@@ -275,7 +262,7 @@ def test_r29_one_of_many_that_ends_the_process_costs_its_neighbours_nothing(plug
 
 def test_r29_a_plugin_is_not_blamed_for_what_another_left(plugin_module: Any) -> None:
     """One that passes and arms a clock ends its neighbour, which passes alone."""
-    sources = [HEAD.replace("mine", f"m{at}") + HOOK for at in range(20)]
+    sources = [sound(f"m{at}") for at in range(20)]
     sources[2] += "import faulthandler\nfaulthandler.dump_traceback_later(0.05, exit=True)\n"
     sources[3] += "import time\ntime.sleep(0.3)\n"
     verdicts = examine([plugin_module(f"vqclock{at}", source) for at, source in enumerate(sources)], LIMITS)

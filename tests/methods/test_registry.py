@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from reliability.plugins import lay_out, sound
 
 from veloxquant.errors import MethodNotFound
 from veloxquant.methods import probe, registry, verdicts
@@ -40,39 +41,24 @@ OURS = [
 ]
 """The methods that ship, in the order of their names."""
 
-SOURCE = """
-from veloxquant.methods import Method, QualityPrior, Variant, hookimpl
-class Mine(Method):
-    name = "{name}"
-    def variants(self): return [Variant(method="{name}", label="{label}")]
-    def key_bits(self, variant, part): return 8.0
-    def value_bits(self, variant, part): return 8.0
-    def quality_prior(self, variant): return QualityPrior(kl_mean=0.1, low=0.0, high=0.2, source="a test")
-@hookimpl
-def veloxquant_methods():
-    return [Mine()]
-"""
-
 
 @pytest.fixture
 def install(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function (dist, method name, label) that lays out a distribution as pip leaves it."""
+    """A function that lays out a distribution of one method of one label, in the folder it gives back.
+
+    Its module begins and ends with what is asked for besides.
+    """
     site = short_folder / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
     written: list[str] = []
 
-    def lay_out(dist: str, name: str, label: str, *, entry: str = "", source: str = SOURCE) -> Path:
-        module = f"vqreg_{dist}"
-        info = site / f"{dist}-1.0.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[veloxquant.methods]\n{entry or dist} = {module}\n")
-        (site / f"{module}.py").write_text(source.format(name=name, label=label))
-        written.append(module)
+    def install(dist: str, name: str, label: str, *, entry: str = "", begin: str = "", end: str = "") -> Path:
+        source = begin + sound(name, {label: 8}) + end
+        written.append(lay_out(site, dist, source, module=f"vqreg_{dist}", entry=entry).stem)
         return site
 
-    yield lay_out
+    yield install
     for module in written:
         sys.modules.pop(module, None)
 
@@ -162,7 +148,7 @@ def test_hook_calls_are_traced_on_request(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_what_a_plugin_prints_stays_off_our_standard_output(install: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Standard output carries answers."""
-    install("chatty", "one", "one-a", source="print('hello')\n" + SOURCE)
+    install("chatty", "one", "one-a", begin="print('hello')\n")
     assert "one" in names(registry.load())
     assert capfd.readouterr().out == ""
 
@@ -182,7 +168,7 @@ def test_a_bad_verdict_is_remembered_for_a_while_and_not_after_an_installation(
     install: Any, probes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hang is not paid for at every load; a missing package may arrive, and ten minutes are enough."""
-    site = install("lacking", "one", "one-a", source="import vqreg_absent\n" + SOURCE)
+    site = install("lacking", "one", "one-a", begin="import vqreg_absent\n")
     assert names(registry.load()) == OURS
     registry.load()
     assert probes == [1, 0]
@@ -203,8 +189,8 @@ def test_a_plugin_that_hangs_after_a_good_verdict_holds_nobody_up(
 ) -> None:
     """Its files did not change, but what it does depends on more: it is left, and not tried again for a while."""
     trap = short_folder / "trap"
-    body = f"import os, time\nif os.path.exists({str(trap)!r}):\n    {hang}\n" + SOURCE
-    install(dist, "one", "one-a", source=body)
+    body = f"import os, time\nif os.path.exists({str(trap)!r}):\n    {hang}\n"
+    install(dist, "one", "one-a", begin=body)
     install("second", "two", "two-a")
     assert names(registry.load()) == sorted([*OURS, "one", "two"])
     sys.modules.pop(f"vqreg_{dist}")  # as in a new process
@@ -218,7 +204,7 @@ def test_a_plugin_that_hangs_after_a_good_verdict_holds_nobody_up(
 
 def test_what_a_plugin_does_to_warnings_stays_with_it(install: Any) -> None:
     """Many packages add filters when they are imported; ours are as before."""
-    install("filtering", "one", "one-a", source="import warnings\nwarnings.simplefilter('ignore')\n" + SOURCE)
+    install("filtering", "one", "one-a", begin="import warnings\nwarnings.simplefilter('ignore')\n")
     before = list(warnings.filters)
     assert "one" in names(registry.load())
     assert list(warnings.filters) == before
@@ -339,11 +325,8 @@ def test_an_unready_method_says_why(install: Any) -> None:
 
 def test_a_method_that_fails_later_is_listed(install: Any) -> None:
     """The registry knows which of its methods have been fenced off since."""
-    source = SOURCE.replace(
-        "def key_bits(self, variant, part): return 8.0",
-        "def key_bits(self, variant, part):\n        return 8.0 if part.key_width != 72 else 1 / 0",
-    )
-    install("first", "one", "one-a", source=source)
+    late = "Mine.key_bits = lambda self, variant, part: 8.0 if part.key_width != 72 else 1 / 0\n"
+    install("first", "one", "one-a", end=late)
     loaded = registry.load()
     assert loaded.tripped() == ()
     method = loaded.method("one")
@@ -352,19 +335,17 @@ def test_a_method_that_fails_later_is_listed(install: Any) -> None:
     assert [(q.name, q.distribution) for q in loaded.tripped()] == [("one", "first")]
 
 
-def upgrade(site: Path, old: str, new: str, *lines: str) -> None:
+def upgrade(site: Path, version: str, *lines: str) -> None:
     """Lay out what pip leaves after an upgrade of the distribution `first`, with lines added to its module."""
-    module, info = site / "vqreg_first.py", site / f"first-{old}.dist-info"
-    module.write_text("\n".join([module.read_text(), *lines, "# another version\n"]))
-    (info / "METADATA").write_text((info / "METADATA").read_text().replace(f"Version: {old}", f"Version: {new}"))
-    info.rename(site / f"first-{new}.dist-info")
+    source = "\n".join([(site / "vqreg_first.py").read_text(), *lines, "# another version\n"])
+    lay_out(site, "first", source, version, module="vqreg_first")
 
 
 def test_an_upgraded_plugin_answers_from_its_new_version_after_the_next_load(install: Any) -> None:
     """No stale module stays: its figures, its version and its fingerprint are those of the files on disk."""
     site = install("first", "one", "one-a")
     before = registry.load()
-    upgrade(site, "1.0", "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
+    upgrade(site, "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
     loaded = registry.load()
     method = loaded.method("one")
     assert method.key_bits(method.variants()[0], sample_part(64, 2)) == 4.0
@@ -375,10 +356,9 @@ def test_an_upgraded_plugin_answers_from_its_new_version_after_the_next_load(ins
 
 def test_a_plugin_with_compiled_parts_needs_a_restart_and_says_so(install: Any) -> None:
     """It goes on as the version it is, under that version's name."""
-    compiled = "__file__ = __file__.replace('.py', '.abi3.so')\n" + SOURCE
-    site = install("first", "one", "one-a", source=compiled)
+    site = install("first", "one", "one-a", begin="__file__ = __file__.replace('.py', '.abi3.so')\n")
     before = registry.load()
-    upgrade(site, "1.0", "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
+    upgrade(site, "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
     loaded = registry.load()
     method = loaded.method("one")
     assert method.key_bits(method.variants()[0], sample_part(64, 2)) == 8.0
@@ -404,9 +384,8 @@ def test_what_the_process_runs_on_is_never_taken_out_of_memory(module: str) -> N
 
 def test_two_plugins_of_one_package_are_renewed_together(install: Any) -> None:
     """They share classes before an upgrade and after it, since all are forgotten before any is imported."""
-    shared = SOURCE + "import vqreg_second\nMine.base = vqreg_second.Mine\n"
     install("second", "two", "two-a")
-    site = install("first", "one", "one-a", source=shared)
+    site = install("first", "one", "one-a", end="import vqreg_second\nMine.base = vqreg_second.Mine\n")
     points = "[veloxquant.methods]\none = vqreg_first\ntwo = vqreg_second\n"
     (site / "first-1.0.dist-info" / "entry_points.txt").write_text(points)
     (site / "second-1.0.dist-info" / "entry_points.txt").write_text("")
@@ -453,7 +432,7 @@ def test_what_was_tried_elsewhere_is_loaded_as_it_was_and_nothing_else(install: 
 @pytest.mark.parametrize("what", ["vqreg_first.py", "first-1.0.dist-info", "."])
 def test_a_plugin_that_others_may_write_is_not_even_imported(install: Any, probes: list[int], what: str) -> None:
     """Its module, the folder that announces it, or the folder they lie in: with the command that mends it."""
-    site = install("first", "one", "one-a", source="raise SystemExit\n" + SOURCE)
+    site = install("first", "one", "one-a", begin="raise SystemExit\n")
     (site / what).chmod(0o777)
     loaded = registry.load()
     assert names(loaded) == OURS
