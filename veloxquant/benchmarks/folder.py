@@ -96,7 +96,7 @@ class RecordFolder:
         while waiting:
             self.catch_up(waiting, most_s=0.0)
             if on_look is not None:
-                on_look(total - len(waiting) - 1, total)
+                on_look(total - len(waiting), total)
         return strays
 
     def names(self) -> list[str]:

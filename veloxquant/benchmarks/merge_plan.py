@@ -179,7 +179,7 @@ def _place_all(
         outcomes.append(placing.outcome)
         moved = moved or bool(placing.deletes) or any(put.id != one.id for put in placing.puts)
         if on_step is not None:
-            on_step(number, len(incoming))
+            on_step(number + 1, len(incoming))
     return records, outcomes, moved
 
 
