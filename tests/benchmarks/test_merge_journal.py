@@ -16,6 +16,7 @@ import pytest
 
 from veloxquant.benchmarks import merge_run
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
+from veloxquant.benchmarks.eviction import Limits
 from veloxquant.benchmarks.folder import digest_of
 from veloxquant.benchmarks.merge_journal import NAME
 from veloxquant.benchmarks.record_text import encode
@@ -133,6 +134,18 @@ def test_a_writer_undoes_what_was_left_before_it_writes(held: BenchmarkDatabase)
     assert found == before
 
 
+def test_what_others_put_after_a_killed_merge_stays(held: BenchmarkDatabase) -> None:
+    """In the place of what it had deleted, of what it had replaced, and of what it had added."""
+    before = files(held)
+    left_over(held, {"r10": INCOMING[10], "r1": INCOMING[1], "r2": INCOMING[2]}, deleted=["r0", "r3"])
+    theirs = {f"r{n}.json": encode(BenchmarkRecord(f"r{n}", "fp16", "m/theirs")) for n in (0, 1, 10)}
+    for name, content in theirs.items():
+        (held.records_dir / name).write_bytes(content)
+    BenchmarkDatabase(held.storage_dir)
+    assert files(held) == before | theirs
+    assert not (held.storage_dir / NAME).exists()
+
+
 def left_over(db: BenchmarkDatabase, wrote: dict[str, BenchmarkRecord], *, deleted: list[str] = []) -> None:  # noqa: B006 -- not changed
     """What a killed merge leaves that wrote these and deleted those."""
     journal: dict[str, Any] = {"version": 1, "wrote": {}, "replaced": {}, "deleted": {}}
@@ -216,6 +229,32 @@ def test_a_merge_decided_again_is_undone_to_what_was_there_last(held: BenchmarkD
     assert files(held) == before | {"r9.json": encode(changed)}
 
 
+def test_what_a_merge_wrote_and_then_evicts_is_not_brought_back(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not there before. Others fill the directory meanwhile, so that what was taken in first has to go."""
+    monkeypatch.setattr(merge_run, "_BATCH", 1)
+
+    def made(key: str, day: int, **fields: Any) -> BenchmarkRecord:
+        return BenchmarkRecord(key, "fp16", "m/x", created_at=f"2026-01-{day:02}T00:00:00+00:00", **fields)
+
+    db = BenchmarkDatabase(directory, limits=Limits(max_records=4))
+    db.upsert(made("old", 2, context_length=2))
+    others = [made(key, 20 + n, context_length=4 + n) for n, key in enumerate(("kept", "z1", "z2"))]
+    incoming = [made("kept", 1, context_length=1, tags=["pinned"]), made("first", 9, context_length=3)]
+    before = files(db)
+    fill = when_written(db, 1, lambda: [(db.records_dir / f"{one.id}.json").write_bytes(encode(one)) for one in others])
+
+    def on_step(done: int, total: int) -> None:
+        fill(done, total)
+        if total == 1:  # the second plan has one to write, and two to evict
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        db.merge(incoming, on_step=on_step)
+    assert files(db) == before | {f"{one.id}.json": encode(one) for one in others}
+
+
 def test_a_merge_within_a_merge_is_refused(held: BenchmarkDatabase) -> None:
     """It would take the outer one's journal; the outer one is undone, as its user's call failed."""
     before = files(held)
@@ -234,9 +273,17 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_a_journal_that_is_none_of_ours_is_left_alone(held: BenchmarkDatabase, content: Any, tmp_path: Path) -> None:
+WHY = {
+    "a path above": "'../../escaped.json' is no name of a record's file",
+    "an absolute path": "'/escaped.json' is no name of a record's file",
+    "another version": "its version is 2, not 1",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_journal_that_is_none_of_ours_is_left_alone(held: BenchmarkDatabase, name: str, tmp_path: Path) -> None:
     """Nothing it names is touched; reading and writing go on, and only a merge asks for it to be moved away."""
+    content: Any = HOSTILE[name]
     journal = held.storage_dir / NAME
     journal.write_text(content if isinstance(content, str) else json.dumps(content))
     before, everything = journal.read_bytes(), sorted(tmp_path.rglob("*.json"))
@@ -244,7 +291,8 @@ def test_a_journal_that_is_none_of_ours_is_left_alone(held: BenchmarkDatabase, c
     held.add("fp16", "m/new", context_length=1)
     with pytest.raises(StoreUnavailable) as caught:
         held.merge(INCOMING)
-    assert NAME in caught.value.message
+    assert caught.value.message.startswith(f"{journal} is no journal of a merge: {WHY.get(name, '')}")
+    assert caught.value.hint == "move it away; what it says of an interrupted merge is then left as it is"
     assert journal.read_bytes() == before
     assert len(sorted(tmp_path.rglob("*.json"))) == len(everything) + 1
     journal.unlink()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from veloxquant.benchmarks import merge_plan
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord, benchmark_fingerprint
 from veloxquant.benchmarks.eviction import Limits, recorded_at
 from veloxquant.benchmarks.merge_plan import MergePlan, plan_merge
@@ -18,6 +19,8 @@ from veloxquant.benchmarks.record_text import encode
 
 if TYPE_CHECKING:
     import random
+
+    import pytest
 
 Records = dict[str, BenchmarkRecord]
 
@@ -236,6 +239,20 @@ def test_a_merge_that_only_replaces_leaves_an_overfull_directory_as_full() -> No
     later = record(context_length=1, day=2)
     plan = planned(held, [later], Limits(2))
     assert plan == MergePlan(("replaced",), (later,), (), ())
+
+
+def test_a_circle_ends_in_one_place_wherever_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a merge lead from one state to another and back, any of them ends in the one that is spelt first."""
+    first, second = ({"x": record("x", source=source)} for source in ("a", "b"))
+    outside = {"x": record("x", source="0")}
+
+    def around(before: Records, *_: object) -> merge_plan._Round:
+        after = first if before["x"].source == "b" else second
+        return merge_plan._Round(dict(after), [], set(), [], moved=True)
+
+    monkeypatch.setattr(merge_plan, "_merge", around)
+    for held in (first, second, outside):
+        assert carried_out(held, planned(held, [], Limits())) == first
 
 
 def test_of_two_of_the_source_the_later_one_counts() -> None:

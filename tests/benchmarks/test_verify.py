@@ -35,6 +35,7 @@ def test_a_directory_as_it_should_be(sound: BenchmarkDatabase) -> None:
     verdict = verify(sound.storage_dir)
     sizes = [path.stat().st_size for path in sound.records_dir.iterdir()]
     assert (verdict.sound, verdict.records, verdict.total_bytes) == (True, 3, sum(sizes))
+    assert verdict.directory == str(sound.storage_dir)
 
 
 def test_damage_is_told_and_left(sound: BenchmarkDatabase) -> None:
