@@ -45,12 +45,13 @@ SAMPLE = 300
 # An example that shows a fault is not made smaller, which takes longer than finding it. Faults are run in the order
 # given and not the quick ones first, so that a run which is cut short has judged a fair sample.
 MUTMUT = """
-import gc, sys
+import gc, signal, sys
 from hypothesis import Phase, settings
 from mutmut import __main__ as program
 gc.disable()
 settings.register_profile("mutation", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 program.estimated_worst_case_time = sys.argv.index
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where this was started in the background
 program.cli()
 """
 
