@@ -233,6 +233,26 @@ def test_a_pinned_record_from_elsewhere_evicts_nothing_pinned() -> None:
     assert planned(directory_of([ours]), [theirs], Limits(1)) == MergePlan(("no room",), (), (), ())
 
 
+def test_of_pinned_newcomers_the_latest_find_room() -> None:
+    """As many as there is room for, by number and by bytes, and no more are turned away."""
+    days = [record(day=day, context_length=day, tags=["pinned"]) for day in (1, 2, 3)]
+    size = len(encode(days[0]))
+    for limits in (Limits(2), Limits(max_bytes=2 * size)):
+        plan = planned({}, days, limits)
+        assert plan.outcomes == ("no room", "added", "added")
+        assert {one.id for one in plan.puts} == {one.id for one in days[1:]}
+    assert planned({}, days, Limits(3)).outcomes == ("added",) * 3
+    assert planned({}, days, Limits(max_bytes=3 * size)).outcomes == ("added",) * 3
+
+
+def test_a_pin_stays_on_what_was_pinned_when_its_twin_takes_the_place() -> None:
+    """Two of one moment that differ both stay, the greater in front: it was here for nobody to pin."""
+    ours, theirs = record(throughput_tok_s=1.0, tags=["pinned"]), record(throughput_tok_s=2.0)
+    after = carried_out(directory_of([ours]), planned(directory_of([ours]), [theirs], Limits()))
+    assert after[ours.id] == theirs
+    assert {one.throughput_tok_s: one.tags for one in after.values()} == {1.0: ["pinned"], 2.0: []}
+
+
 def test_a_merge_that_only_replaces_leaves_an_overfull_directory_as_full() -> None:
     """What others put beyond the limits is not its affair."""
     held = directory_of([record(context_length=n) for n in range(1, 6)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,11 @@ import pytest
 
 from veloxquant.benchmarks import folder, storage
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
+from veloxquant.benchmarks.eviction import Limits
 from veloxquant.benchmarks.folder import RecordFolder
+from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.merge_journal import NAME
+from veloxquant.benchmarks.record_text import encode
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -123,6 +127,64 @@ def test_a_lock_that_cannot_be_taken(db: BenchmarkDatabase, monkeypatch: pytest.
     refuse(monkeypatch, os, "open", errno.EROFS, "/.lock")
     message = cannot("write to", db.storage_dir, errno.EROFS)
     assert said(lambda: db.upsert(RECORD)) == (message, READ_ONLY)
+
+
+def test_a_lock_that_another_keeps(directory: Path) -> None:
+    """For as long as is waited for it, or at once for those who do not wait: another process, or another thread."""
+    path = directory / ".lock"
+    first, second = (StoreLock(path, timeout_s=0.02) for _ in range(2))
+    busy = (f"another writer is at work in {directory}", "it is tried again by itself; no record is lost")
+    with first.held():
+        assert said(lambda: second.held().__enter__()) == (
+            f"another process has kept {path} locked for 0.02 s",
+            "find it with `lsof` on that file; it is stopped or hangs, as a dead one would hold nothing",
+        )
+        with second.at_once():
+            assert said(lambda: second.held().__enter__()) == busy
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(_at_once, first).result() == busy
+
+
+def _at_once(lock: StoreLock) -> tuple[str, str]:
+    with lock.at_once():
+        return said(lambda: lock.held().__enter__())
+
+
+def test_a_file_system_without_locks(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network shares have none."""
+
+    def refusing(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("veloxquant.benchmarks.lock.FileLock.acquire", refusing)
+    assert said(lambda: BenchmarkDatabase(directory).upsert(RECORD)) == (
+        f"the file system of {directory} has no file locks",
+        "choose a records.directory on a local disk",
+    )
+
+
+def test_a_directory_without_room(directory: Path) -> None:
+    """For any record, for this one, or for one that is not pinned; just enough room is enough."""
+    hint = "unpin some records, or raise records.max_records and records.max_bytes"
+    size = len(encode(RECORD))
+    none = BenchmarkDatabase(directory, limits=Limits(max_records=0))
+    assert said(lambda: none.upsert(RECORD)) == (
+        f"{directory} may hold no record: records.max_records is below 1",
+        hint,
+    )
+    small = BenchmarkDatabase(directory, limits=Limits(max_bytes=size - 1))
+    assert said(lambda: small.upsert(RECORD)) == (
+        f"{directory} may hold {size - 1} bytes, and this record has {size}",
+        hint,
+    )
+    full = BenchmarkDatabase(directory, limits=Limits(max_records=1, max_bytes=size))
+    full.upsert(RECORD)
+    assert set(full.records) == {"a"}
+    pinned = BenchmarkDatabase(directory, limits=Limits(max_records=1))
+    pinned.pin("a")
+    message = f"{directory} holds as much as it may, and all of it is pinned"
+    assert said(lambda: pinned.upsert(BenchmarkRecord("b", "fp16", "m/x"))) == (message, hint)
+    assert set(pinned.records) == {"a"}
 
 
 def test_an_index_that_cannot_be_written(db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
