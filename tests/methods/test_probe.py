@@ -117,8 +117,8 @@ MISBEHAVIOURS = {
         "loading it replaces veloxquant.methods.method.Method.fixed_bytes",
     ),
     "replaces_a_builtin": (
-        HEAD + "import builtins\nbuiltins.len = lambda _: 0" + HOOK,
-        "loading it replaces builtins.len",
+        HEAD + "import builtins\nbuiltins.oct = lambda _: 0" + HOOK,
+        "loading it replaces builtins.oct",
     ),
     "leaves_a_child": (
         HEAD + "import os, time\nif not os.fork():\n    time.sleep(60)" + HOOK,
