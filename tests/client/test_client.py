@@ -27,6 +27,8 @@ from veloxquant.errors import (
     VeloxError,
 )
 from veloxquant.paths import socket_path
+from veloxquant.planner.fit import FitTable
+from veloxquant.profiles import HardwareProfile, WorkloadProfile
 from veloxquant.wire import answers, codes
 
 if TYPE_CHECKING:
@@ -209,6 +211,50 @@ def test_a_remembered_plan_is_explained_by_the_daemon() -> None:
     assert client.explain("0a") == ("a", "b")
     assert client.explain(PLAN)[0].split()[:2] == ["decision", "no_fit"]
     assert len(transport.calls) == 1
+
+
+def test_a_table_of_fits_asks_for_no_context() -> None:
+    """It is what is looked for, however the workload is named; a schema of tomorrow is not guessed at."""
+    table = FitTable(
+        generation=1,
+        source="daemon",
+        rows=(),
+        rejected=(),
+        hardware={},
+        model={},
+        workload={},
+        engine={},
+        budget=PLAN.budget,
+    )
+    transport = FakeTransport({"fit": table})
+    client = Client(transport=transport, fallback=False)
+    assert client.fit("a/b", WorkloadProfile(context_length=4096, generation_length=7)) == table
+    assert client.fit("a/b", generation_length=7) == table
+    for _, sent in transport.calls:
+        assert (sent["model"], sent["workload"]["generation_length"]) == ({"id": "a/b"}, 7)
+        assert "context_length" not in sent["workload"]
+    transport.answers["fit"] = {**msgspec.to_builtins(table), "schema": "veloxquant.fit/2"}
+    with pytest.raises(ProtocolUnsupported, match="fit/2"):
+        client.fit("a/b")
+
+
+def test_the_calls_about_the_machine() -> None:
+    """The machine as it is, or as it would be; the daemon's numbers as text."""
+    mac = HardwareProfile(chip="Apple M2", total_memory_bytes=16 * 2**30)
+    transport = FakeTransport(
+        {"hardware": mac, "metrics": {"content_type": "text/plain; version=0.0.4", "text": "up 1\n"}}
+    )
+    client = Client(transport=transport, fallback=False)
+    assert client.hardware() == client.hardware({"total_memory_bytes": 2**35}) == mac
+    assert client.metrics().text == "up 1\n"
+    assert [sent for _, sent in transport.calls] == [{}, {"hardware": {"total_memory_bytes": 2**35}}, {}]
+
+
+def test_no_time_left_is_no_time_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon's silence is the answer then, and nothing is begun here."""
+    monkeypatch.setattr("veloxquant._fallback.LocalPlanner.answer", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(NotAnswering, match="asleep"):
+        Client(transport=FakeTransport({"plan": NotAnswering("asleep")})).plan("a/b", timeout_s=0)
 
 
 def test_subscribing_to_the_fake() -> None:

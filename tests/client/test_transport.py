@@ -190,6 +190,11 @@ def hang_up(connection: socket.socket) -> None:
     scripted.line(connection)
 
 
+def slam(connection: socket.socket) -> None:
+    """Close with the request unread, which resets the connection."""
+    connection.recv(1, socket.MSG_PEEK)
+
+
 def other_id(connection: socket.socket) -> None:
     """An answer to another request."""
     while scripted.line(connection):
@@ -202,7 +207,7 @@ def no_result(connection: socket.socket) -> None:
         connection.sendall(b'{"jsonrpc":"2.0","id":1}\n')
 
 
-@pytest.mark.parametrize("behaviour", [silence, drip, endless, garbage, hang_up, other_id, no_result])
+@pytest.mark.parametrize("behaviour", [silence, drip, endless, garbage, hang_up, slam, other_id, no_result])
 def test_whatever_the_daemon_does_the_call_ends_typed(path: Path, behaviour: Callable[[socket.socket], None]) -> None:
     """A daemon that hangs, drips, floods, babbles or hangs up without end: the call ends all the same, typed."""
     with (
@@ -349,6 +354,52 @@ def test_a_socket_of_another_user_is_refused(path: Path, monkeypatch: pytest.Mon
         with pytest.raises(SocketRefused, match="belongs to user id"), client(path) as asking:
             asking.ping()
         assert not accepted
+
+
+def test_a_path_that_leads_through_a_file_is_refused(path: Path) -> None:
+    """No wait would make it a folder: the trouble is named as the system words it."""
+    path.write_text("here")
+    with pytest.raises(SocketRefused, match="cannot be connected to: Not a directory") as caught:
+        client(path / "d.sock").ping()
+    assert caught.value.field == "socket.path"
+
+
+def test_a_lock_that_cannot_be_looked_at_counts_as_held(path: Path, pauses: list[float]) -> None:
+    """A link in its place is not followed; a daemon that may be starting is waited for."""
+    paths.lock_path(path).symlink_to(path)
+    with pytest.raises(NotRunning):
+        client(path).ping()
+    assert len(pauses) == 5
+
+
+def test_a_connection_that_the_system_keeps_waiting_is_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """A socket with a time limit may report that in place of a full backlog; the second knock is answered."""
+    waited: list[object] = []
+
+    class Slow(socket.socket):
+        def connect(self, address: object) -> None:  # type: ignore[override]
+            if not waited:
+                waited.append(address)
+                raise TimeoutError
+            super().connect(address)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_transport.socket, "socket", Slow)
+    with scripted.daemon(path, pong), client(path) as asking:
+        assert asking.ping().pid == 7
+    assert (waited, len(pauses)) == ([str(path)], 1)
+
+
+def test_a_subscription_that_is_refused_is_the_daemons_error(path: Path) -> None:
+    """As of any other call."""
+
+    def refuse(connection: socket.socket) -> None:
+        scripted.line(connection)
+        connection.sendall(messages.encode_error(1, InvalidParams("no such topic", hint="ask for another")))
+
+    with scripted.daemon(path, refuse), client(path) as asking, pytest.raises(InvalidParams, match="no such topic"):
+        next(asking.subscribe(["weather"]))
 
 
 def test_a_path_that_is_too_long_is_refused_before_connecting(short_folder: Path) -> None:
