@@ -203,8 +203,11 @@ def test_reading_evicts_nothing_and_prune_does(directory: Path, fill: Callable[.
     db.load()
     db.close()
     foretold = db.prune(dry_run=True)
-    assert len(list((directory / "records").iterdir())) == 8
+    sizes = {path.stem: path.stat().st_size for path in (directory / "records").iterdir()}
+    assert len(sizes) == 8
     gone = db.prune()
+    assert [victim.size_bytes for victim in gone] == [sizes[key] for key in added[:3]]
+    assert [victim.size_bytes for victim in foretold] == [sizes[key] for key in added[:3]]
     assert [victim.record.id for victim in gone] == [victim.record.id for victim in foretold] == added[:3]
     assert [victim.superseded_by for victim in gone] == [None] * 3
     assert set(BenchmarkDatabase(directory).records) == set(added[3:])

@@ -17,6 +17,7 @@ from veloxquant.benchmarks.folder import RecordFolder
 from veloxquant.benchmarks.lock import StoreLock
 from veloxquant.benchmarks.merge_journal import NAME
 from veloxquant.benchmarks.record_text import encode
+from veloxquant.benchmarks.verify import verify
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -195,6 +196,54 @@ def test_an_index_that_cannot_be_written(db: BenchmarkDatabase, monkeypatch: pyt
     assert said(db.save) == (message, FULL)
     assert message in (db.index_problem or "")
     assert set(BenchmarkDatabase(db.storage_dir).records) == {"a"}
+
+
+def test_an_index_that_is_left_as_it_is(db: BenchmarkDatabase) -> None:
+    """A later program's, by its version; or one that nobody can read, which save says aloud."""
+    db.upsert(RECORD)
+    db.close()
+    db.index_path.write_text('{"version": 2}')
+    later = "index.json has the version 2, which may be later than 1; it is left as it is"
+    assert BenchmarkDatabase(db.storage_dir).index_problem == later
+    db.index_path.unlink()
+    db.index_path.mkdir()
+    odd = BenchmarkDatabase(db.storage_dir)
+    message, hint = said(odd.save)
+    assert message.startswith(f"cannot read {db.index_path}: ")
+    assert message.endswith("; it is left as it is")
+    assert hint == "make it readable, or move it away and the index is made again"
+    db.index_path.rmdir()
+    odd.save()
+
+
+def test_a_directory_that_others_may_write(directory: Path) -> None:
+    """Who, and the command that mends it."""
+    directory.mkdir()
+    directory.chmod(0o777)
+    message, hint = said(lambda: BenchmarkDatabase(directory))
+    assert message.startswith(f"{directory} can be written by others (")
+    assert message.endswith("), who would decide what is planned")
+    assert hint == f"chmod go-w '{directory}', or choose a records.directory of your own"
+
+
+def test_a_directory_that_is_not_there_cannot_be_verified(directory: Path) -> None:
+    """Nor can a home that nobody knows be found."""
+    assert said(lambda: verify(directory)) == (
+        f"there is no folder {directory}",
+        "name the benchmark directory: --records DIR",
+    )
+    assert said(lambda: BenchmarkDatabase("~no-such-user/b")) == (
+        "cannot find the home that '~no-such-user/b' starts with",
+        "give an absolute path, or set HOME",
+    )
+
+
+def test_a_merge_within_a_merge(db: BenchmarkDatabase) -> None:
+    """The inner one is refused, and so the outer one is undone."""
+    message = f"a merge into {db.storage_dir} is under way and asks for another"
+    outer = lambda: db.merge([RECORD], on_step=lambda *_: db.merge([RECORD]) and None)  # noqa: E731 -- twice the same
+    assert said(outer) == (message, "merge when it has ended")
+    assert db.records == {}
 
 
 def test_a_journal_that_cannot_be_written(db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
