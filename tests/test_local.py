@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from veloxquant import local, views
@@ -15,7 +16,7 @@ from veloxquant.methods.plugin import Quarantined
 from veloxquant.methods.registry import Loaded
 from veloxquant.planner.snapshot import NoRecords
 from veloxquant.profiles import CacheLayer, CachePart, HardwareProfile, ModelProfile
-from veloxquant.wire.messages import PlanParams, convert_params
+from veloxquant.wire.messages import FitParams, MethodsParams, PlanParams, convert_params
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,3 +219,82 @@ def test_a_fallback_shows_the_records(short_folder: Path) -> None:
     assert (page.total, page.skipped_total) == (1, 1)
     assert page.skipped[0].file.endswith("bad.json")
     assert planner.answer("records", {"method": "affine4-g64"}, 5.0).total == 0
+
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 1000,
+}
+
+
+def test_a_model_is_traced_once_for_all_answers(
+    short_folder: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trace is kept where the configuration says, and read from there: 2 layers x 2 heads x 2 x 32 x 2 bytes."""
+    config = load(flags={"trace.cache_directory": str(short_folder / "traces")})
+    only = tuple(pair for pair in loaded.variants if pair[1].label == "fp16")
+    own = Loaded(tuple(method for method, _ in only), only, (), "own")
+    mac = msgspec.structs.replace(MAC, working_set_bytes=11 * 2**30)
+    world = local.open_world(config, hardware=mac, records=NoRecords(), loaded=own)
+    params = asked(model={"config": TINY, "weights_bytes": 10**6}, workload={"context_length": 1000})
+    made = local.plan(params, world)
+    assert made.chosen is not None
+    assert (made.chosen.label, made.chosen.memory.bytes_per_token) == ("fp16", 512)
+    assert "trace_not_kept" not in {note.code for note in made.warnings}
+    monkeypatch.setattr(local.models_profile, "profile", lambda *_a, **_k: pytest.fail("it was traced again"))
+    typed = convert_params("fit", {"model": {"config": TINY, "weights_bytes": 10**6}})
+    assert isinstance(typed, FitParams)
+    assert [row.label for row in local.fit(typed, world).rows] == ["fp16"]
+
+
+def test_a_trace_that_no_disk_keeps_says_so(
+    short_folder: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the folder, what is wrong with it, and the ways out; a folder that takes it is made, and left empty."""
+    traced = ModelProfile(model_id="tiny", source="traced")
+    monkeypatch.setattr("veloxquant.models.profile.profile", lambda *_a, **_k: traced)
+
+    def unkept(folder: Path) -> str | None:
+        config = load(flags={"trace.cache_directory": str(folder)})
+        world = local.open_world(config, hardware=MAC, records=NoRecords(), loaded=loaded)
+        return local.trace_profile(local.model_source(asked()), world).unkept
+
+    assert unkept(short_folder / "new" / "traces") is None
+    assert list((short_folder / "new" / "traces").iterdir()) == []
+    (short_folder / "file").write_text("")
+    why = str(unkept(short_folder / "file"))
+    assert why.startswith(f"traced models cannot be kept in {short_folder / 'file'} (File exists)")
+    assert "set trace.cache_directory" in why
+
+
+def test_calibrations_that_cannot_be_read_are_done_without(
+    short_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is named in the log: a folder that leads nowhere, one that is no folder, a file that is broken."""
+    assert local.read_calibrations(load(flags={"records.directory": str(short_folder)})) == {}
+    assert caplog.text == ""
+    folder = short_folder / "calibrations"
+    folder.write_text("")
+    assert local.read_calibrations(load(flags={"records.directory": str(short_folder)})) == {}
+    assert f"the calibrations in {folder} cannot be read: Not a directory" in caplog.text
+    folder.unlink()
+    folder.mkdir(mode=0o700)
+    (folder / "m-0123456789abcdef.json").write_text("{")
+    (folder / "m-0123456789abcdef.json").chmod(0o600)
+    assert local.read_calibrations(load(flags={"records.directory": str(short_folder)})) == {}
+    assert f"the calibration {folder / 'm-0123456789abcdef.json'} is not used: " in caplog.text
+
+
+def test_a_methods_name_that_nobody_has_is_refused(world: local.World) -> None:
+    """As in a plan, with those that there are."""
+    typed = convert_params("methods", {"name": "fp61"})
+    assert isinstance(typed, MethodsParams)
+    with pytest.raises(MethodNotFound, match="fp61") as caught:
+        views.methods(typed, world)
+    assert (caught.value.field, "fp16" in caught.value.hint) == ("name", True)
