@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
+import plistlib
 import subprocess
 from collections import deque
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -153,6 +156,49 @@ def test_kernel_values_are_decoded() -> None:
     assert sysctl.decode_text(b"Apple M4 Max\0") == "Apple M4 Max"
     with pytest.raises(OSError, match="no whole number"):
         sysctl.decode_whole(b"abc")
+
+
+def test_the_kernel_is_asked_by_name_with_room_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sysctlbyname(3): 0 and the length it wrote, or -1 for a name it does not have. A stand-in; not run on a Mac."""
+    values = {b"machdep.cpu.brand_string": b"Apple M4\0", b"hw.memsize": (16 * GIB).to_bytes(8, "little")}
+
+    def sysctlbyname(name: bytes, old: Any, length: Any, new: None, new_length: int) -> int:
+        assert (new, new_length, length._obj.value) == (None, 0, len(old))
+        if name not in values:
+            return -1
+        ctypes.memmove(old, values[name], len(values[name]))
+        length._obj.value = len(values[name])
+        return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(sysctlbyname=sysctlbyname))
+    assert (sysctl.text("machdep.cpu.brand_string"), sysctl.whole("hw.memsize")) == ("Apple M4", 16 * GIB)
+    assert (sysctl.text("hw.no_such"), sysctl.whole("hw.no_such")) == (None, None)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
+    with pytest.raises(OSError, match="no sysctlbyname"):
+        sysctl.whole("hw.memsize")
+
+
+def test_the_macos_version_is_read_from_its_file(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An XML property list; the kernel's release where the file says nothing. Not run on a Mac."""
+    place = short_folder / "SystemVersion.plist"
+    monkeypatch.setattr(os_release, "_PLIST", place)
+    monkeypatch.setattr(os_release.os, "uname", lambda: SimpleNamespace(release="25.1.0"))
+    place.write_bytes(plistlib.dumps({"ProductName": "macOS", "ProductVersion": "26.4.1"}))
+    assert (os_release.macos().version, os_release.macos().source) == ("26.4.1", "SystemVersion.plist")
+    place.write_bytes(plistlib.dumps({}))
+    assert os_release.macos().version == "26.1"
+    assert os_release.macos_of("16.2", "next").source == "SystemVersion.plist; Darwin 'next' is unknown"
+
+
+def test_a_linux_without_a_release_file_is_named_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uname has it."""
+
+    def absent() -> dict[str, str]:
+        raise FileNotFoundError("/etc/os-release")
+
+    monkeypatch.setattr(platform, "freedesktop_os_release", absent)
+    found = os_release.linux()
+    assert (found.name, found.version) == (platform.system(), platform.release())
 
 
 def test_processor_name_is_the_first_model_name(short_folder: Path) -> None:
