@@ -140,9 +140,21 @@ def test_r18_a_burst_beyond_the_backlog_is_not_seen_by_callers(shared: Daemon) -
     assert failures == []
 
 
-@pytest.mark.parametrize("trouble", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def no_thread() -> Exception:
+    """What the interpreter raises when the system gives it none."""
+    usual = threading.stack_size(2**46)  # no machine has so much
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError as error:
+        return error
+    finally:
+        threading.stack_size(usual)
+    raise AssertionError("a thread with a stack of 64 TiB")
+
+
+@pytest.mark.parametrize("trouble", [OSError(errno.EMFILE, "Too many open files"), MemoryError(), no_thread()])
 def test_r19_a_request_that_starves_is_told_so(trouble: Exception) -> None:
-    """Want of files or memory passes: it is `overloaded`, not a mistake of ours with a ticket."""
+    """Want of files, memory or threads passes: it is `overloaded`, not a mistake of ours with a ticket."""
     from types import SimpleNamespace
 
     from veloxquant.daemon.counters import Counters

@@ -15,6 +15,7 @@ from veloxquant.errors import MethodRefused
 from veloxquant.methods import LayerSpec, guard
 from veloxquant.methods.checks import sample_part
 from veloxquant.methods.guard import Guarded
+from veloxquant.methods.timed import NoThread
 
 PART = sample_part(64, 2)
 
@@ -40,6 +41,19 @@ def test_a_sound_method_passes_through(simple: Any) -> None:
     assert method.unpack_bytes(variant) == 0.0
     assert list(method.variants()) == [variant]
     assert method.tripped is None
+
+
+def test_a_system_that_gives_no_thread_is_not_the_methods_fault(simple: Any) -> None:
+    """The call fails, and the next one is answered."""
+    method, variant = guarded(simple)
+    usual = threading.stack_size(2**46)  # no machine has so much
+    try:
+        with pytest.raises(NoThread):
+            method.key_bits(variant, PART)
+    finally:
+        threading.stack_size(usual)
+    assert method.tripped is None
+    assert method.key_bits(variant, PART) == 8.0
 
 
 def endless(self: Any, variant: Any, part: Any) -> Any:

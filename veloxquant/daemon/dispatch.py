@@ -38,6 +38,8 @@ CAPABILITIES = tuple(sorted(messages.PARAMS))
 """One for each call; later features get names of their own."""
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """The system has no more files or memory for us, for now."""
+_NO_THREAD = "can't start new thread"
+"""All that Python says where the system grants none (RLIMIT_NPROC, pids.max); the error is a plain RuntimeError."""
 _REMEMBERED = ("plan", "fit")
 _UNREADABLE = "unreadable"
 
@@ -174,11 +176,19 @@ class Dispatch:
 
 
 def _failed(method: str, failure: Exception) -> VeloxError:
-    """The error for what should not have happened: a want of files or memory passes, all else is our mistake."""
-    if isinstance(failure, MemoryError) or (isinstance(failure, OSError) and failure.errno in FULL):
+    """The error for what should not have happened: a want of files, memory or threads passes, else it is our mistake."""
+    if _starved(failure):
         log.event("request.starved", logging.WARNING, method=method, reason=str(failure) or "out of memory")
-        return Overloaded("the daemon is out of files or memory for now", hint="ask again, or close some clients")
+        return Overloaded(
+            "the daemon is out of files, memory or threads for now", hint="ask again, or close some clients"
+        )
     return _internal(method)
+
+
+def _starved(failure: Exception) -> bool:
+    if isinstance(failure, OSError):
+        return failure.errno in FULL
+    return isinstance(failure, MemoryError) or (isinstance(failure, RuntimeError) and str(failure) == _NO_THREAD)
 
 
 def _internal(method: str) -> VeloxError:

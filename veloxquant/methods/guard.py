@@ -16,7 +16,7 @@ from veloxquant.methods import checks
 from veloxquant.methods.fence import one_line, reason_of
 from veloxquant.methods.method import LayerPlace, LayerSpec, Method, Param, Parameter, QualityPrior, Variant
 from veloxquant.methods.per_layer import NOT_CALIBRATED, check_layer_params
-from veloxquant.methods.timed import within
+from veloxquant.methods.timed import NoThread, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -189,7 +189,7 @@ class Guarded(Method):
     def _fenced(self, what: str, ask: Callable[[], _Answer]) -> _Answer:
         try:
             return ask()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, NoThread):
             raise
         except BaseException as error:
             self._trip(f"{what}() failed: {reason_of(error)}")

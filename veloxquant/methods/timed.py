@@ -27,14 +27,22 @@ class _Outcome:
     error: BaseException | None = None
 
 
+class NoThread(RuntimeError):
+    """The system grants no further thread for now, which is no fault of the code that was to run in it."""
+
+
 def within(seconds: float, what: str, call: Callable[[], _Result]) -> _Result:
     """What `call` returns or raises, within the limit.
 
     Raises MethodRefused when it takes longer, or raises KeyboardInterrupt: the user's own one reaches the main thread.
+    Raises NoThread.
     """
     outcome = _Outcome()
     thread = threading.Thread(target=_run, args=(call, outcome), name=f"veloxquant {what}", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThread(*error.args) from error
     thread.join(seconds)
     if thread.is_alive():
         _leave(thread)
