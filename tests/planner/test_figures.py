@@ -156,6 +156,62 @@ def test_the_methods_word_has_its_own_range_and_little_trust() -> None:
     assert (found.evidence.source, found.evidence.confidence, found.evidence.notes) == ("prior", 0.3, ("test",))
 
 
+@pytest.mark.parametrize(
+    ("asked", "seen", "kl", "told", "expected"),
+    [
+        # The method says 0.0004 of groups of 64, 1.5 times as much of 128 and as little of 32: a hundred times that.
+        (
+            "affine8-g128",
+            "affine8-g64",
+            0.04,
+            "scaled from affine8-g64: 0.04 nats (measured) where the method says 0.0004",
+            (0.06, 0.03, 0.12),
+        ),
+        (
+            "affine8-g32",
+            "affine8-g64",
+            0.04,
+            "scaled from affine8-g64: 0.04 nats (measured) where the method says 0.0004",
+            (0.04 / 1.5, 0.02 / 1.5, 0.08 / 1.5),
+        ),
+        # 0.18 nats by the method, 0.09 to 0.36; measured 5 are 4.17 to 6.
+        (
+            "affine4-g128",
+            "affine8-g128",
+            5.0,
+            "no less than affine8-g128, which is finer (5 nats, measured)",
+            (5.0, 0.09, 6.0),
+        ),
+        # 0.000267 nats by the method, 0.000133 to 0.000533; measured 0.00001 are 0.0000083 to 0.000012.
+        (
+            "affine8-g32",
+            "affine4-g32",
+            0.00001,
+            "no more than affine4-g32, which is coarser (1e-05 nats, measured)",
+            (0.00001, 0.00001 / 1.2, 0.0008 / 1.5),
+        ),
+    ],
+)
+def test_what_a_sibling_says_moves_a_guess(
+    asked: str, seen: str, kl: float, told: str, expected: tuple[float, float, float]
+) -> None:
+    """It stays a guess, with a range that holds both, and names whose record it rests on and the method's source."""
+    one = record(seen, model_id="test/model", architecture="test", tags=[f"kl_mean={kl:.5f}"])
+    variants = offers(Own(), Packed(bits=(8, 4)))
+    answer = ask(
+        model([kv(8, 128)]),
+        mac(512, 400),
+        on_offer=variants,
+        records=[(0.9, one)],
+        max_kl=100,
+        context_length=8192,
+    )
+    found = candidate(answer, asked).quality
+    assert (found.kl_mean, found.low, found.high) == pytest.approx(expected)
+    assert found.evidence.notes == (told, "test")
+    assert (found.evidence.source, found.evidence.confidence, found.evidence.record_ids) == ("prior", 0.3, (one.id,))
+
+
 def test_impossible_records_are_named_with_their_figure() -> None:
     """What no machine does, and what this one cannot."""
     for fields, why in (
