@@ -176,7 +176,7 @@ class Dispatch:
 
 
 def _failed(method: str, failure: Exception) -> VeloxError:
-    """The error for what should not have happened: a want of files, memory or threads passes, else it is our mistake."""
+    """The error for what should not have happened: want of files, memory or threads passes, all else is our mistake."""
     if _starved(failure):
         log.event("request.starved", logging.WARNING, method=method, reason=str(failure) or "out of memory")
         return Overloaded(
