@@ -287,3 +287,12 @@ def test_no_plugins_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual case costs nothing."""
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     assert examine([], LIMITS) == ()
+
+
+def test_a_helper_that_answers_for_too_few_answers_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which verdict is whose cannot be told then."""
+    said = subprocess.CompletedProcess([], 0, stdout=b'[{"ok": true, "reason": "", "took_s": 0.1}]', stderr=b"")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    verdicts = examine([Plugin("d", "p", "json"), Plugin("d", "q", "json")], LIMITS)
+    assert [(one.ok, one.reason) for one in verdicts] == [(False, "it could not be tried out before loading")] * 2
+    assert [one.ok for one in examine([Plugin("d", "p", "json")], LIMITS)] == [True]

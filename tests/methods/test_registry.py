@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -410,6 +411,25 @@ def test_a_look_again_tells_an_installation_and_a_changed_file_from_nothing(inst
     install("second", "two", "two-a")
     os.utime(site, ns=(1, 1))  # some file systems have coarse times
     assert loaded.look_again() not in (quiet, changed)
+
+
+def test_what_is_other_on_disk_than_in_memory_is_told_by_plugin(install: Any) -> None:
+    """New, gone, upgraded or written to, each in its words; nothing of what is as it was, nor of ours."""
+    site = install("first", "one", "one-a")
+    for dist, name in (("second", "two"), ("third", "three"), ("fourth", "four")):
+        install(dist, name, f"{name}-a")
+    loaded = registry.load()
+    assert loaded.changed() == ()
+    upgrade(site, "1.1", "")
+    (site / "vqreg_second.py").write_text((site / "vqreg_second.py").read_text() + "# changed\n")
+    shutil.rmtree(site / "third-1.0.dist-info")
+    install("fifth", "five", "five-a")
+    assert loaded.changed() == (
+        "fifth 1.0 is new",
+        "files of second 1.0 changed",
+        "first 1.0 became 1.1",
+        "third 1.0 is gone",
+    )
 
 
 def test_what_was_tried_elsewhere_is_loaded_as_it_was_and_nothing_else(install: Any, probes: list[int]) -> None:

@@ -63,3 +63,29 @@ def test_fixed_bytes_are_added_once(simple: Any) -> None:
     method = type("Fixed", (simple,), {"fixed_bytes": lambda *_: 1000, "slot_step": lambda *_: 1})()
     part = sample_part(64, 2, heads=1)
     assert worker.declared_bytes(method, method.variants()[0], part, [(1, 10)]) == 10 * 128 + 1000
+
+
+def test_layers_have_their_own_parameters_where_the_method_gives_them(factory: Any) -> None:
+    """As the registry's method answers; one whose layers are alike gives none."""
+    parts = {index: sample_part(64, 2) for index in range(6)}
+    assert factory.layer_params("affine", "affine4-g64", PAIR, parts, None) == ()
+    method = factory.loaded.method("pyramidkv")
+    variant = method.variants()[0]
+    chosen = factory.layer_params("pyramidkv", variant.label, variant.params, parts, None)
+    assert len(chosen) == 6
+    budgets = [one["budget"] for one in chosen]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] > budgets[-1]
+
+
+@pytest.mark.parametrize("name", ["affine", "kivi", "streaming"])
+def test_the_first_slot_is_the_first_that_counts(factory: Any, name: str) -> None:
+    """One token fewer and there is none; None for a method that leaves the count to the engine's rule."""
+    method = factory.loaded.method(name)
+    variant, part = method.variants()[0], sample_part(64, 2)
+    first = factory.first_slot(name, variant.label, variant.params, part)
+    counts = [method.slots(variant, part, tokens) for tokens in (0, 1, 10_000)]
+    if first is None:
+        assert set(counts) == {None}
+    else:
+        assert method.slots(variant, part, first - 1) == 0 < method.slots(variant, part, first)
