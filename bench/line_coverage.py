@@ -44,10 +44,11 @@ class File(NamedTuple):
     missing: tuple[int, ...]
 
 
-_ALIKE = ("profiles", "hardware", "models", "methods", "caches", "profiling", "benchmarks", "planner", "wire", "daemon")
+_ALIKE = ("profiles", "hardware", "models", "caches", "profiling", "benchmarks", "planner", "wire", "daemon")
 _CLIENT = ("_fake", "_fallback", "_limit", "_question", "_transport", "client", "local", "views")
 ROOMS = {
     **{name: Room((f"veloxquant/{name}",), (f"tests/{name}",)) for name in (*_ALIKE, "serve", "ctl")},
+    "methods": Room(("veloxquant/methods",), ("tests/methods", "tests/plugins/test_bounded.py")),
     "service": Room(("veloxquant/service", "launchd"), ("tests/service",)),
     "measure": Room(("veloxquant/measure",), ("tests/measure", "tests/conformance")),
     "client": Room(tuple(f"veloxquant/{name}.py" for name in _CLIENT), ("tests/client", "tests/test_local.py")),
