@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from hypothesis import strategies as st
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
@@ -248,6 +249,13 @@ class Drive:
             ones = [mx.full((batch, heads, 1, wide), PADDING, dtype=self.dtype) for wide in (width, value_width)]
             twin.update_and_fetch(*ones)
             mx.eval(twin.state)
+
+
+ACTS = ("start", "prompt", "left", "decode", "filter", "split", "copy", "restore", "extract")
+PLANS = st.lists(
+    st.tuples(st.sampled_from(ACTS), st.lists(st.integers(0, 1000), min_size=1, max_size=4)), min_size=2, max_size=7
+)
+"""What `played` does with a driver without rows."""
 
 
 def played(drive: Drive, plan: Sequence[tuple[str, list[int]]]) -> None:

@@ -1,4 +1,4 @@
-"""The caches' tests share one module that drives batches and single runs beside each other."""
+"""The caches' tests share modules: caches of every kind, batches beside single runs, a look from another process."""
 
 import sys
 from pathlib import Path

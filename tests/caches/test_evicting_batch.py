@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
-import re
-from functools import cache as once
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from batch_kit import Drive, Request, agree, alone, played, serve
+from batch_kit import PLANS, Drive, Request, agree, alone, played, serve
+from cache_kit import FLOAT, FOUR_BITS, HEADS, WIDTH, model, operations, prompt, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models import llama
 from mlx_lm.models.cache import BatchKVCache, KVCache, load_prompt_cache, save_prompt_cache
 
 from veloxquant.caches.codecs import make
@@ -29,17 +26,14 @@ if TYPE_CHECKING:
 
     from veloxquant.caches.eviction import Policy
 
-WIDTH, HEADS, BUDGET, STRIDE = 32, 2, 40, 16
+BUDGET, STRIDE = 40, 16
 POLICIES: dict[str, Policy] = {
     "streaming": Streaming(sinks=4),
     "knorm": KeyNorm(recent=8),
     "snapkv": SnapKV(recent=8, kernel=5),
     "h2o": HeavyHitters(recent=20),
 }
-CODECS = {
-    "float": {"name": "float", "width": WIDTH},
-    "4bit": {"name": "affine", "width": WIDTH, "bits": 4, "group": 32},
-}
+CODECS = {"float": FLOAT, "4bit": FOUR_BITS}
 ALL = pytest.mark.parametrize("kind", [(policy, codec) for policy in POLICIES for codec in CODECS], ids="-".join)
 FEW = pytest.mark.parametrize("kind", [("streaming", "float"), ("h2o", "4bit")], ids="-".join)
 Kind = tuple[str, str]
@@ -52,14 +46,9 @@ def fresh(kind: Kind, budget: int = BUDGET) -> EvictingKVCache:
     return EvictingKVCache(make(CODECS[codec]), make(CODECS[codec]), POLICIES[policy], budget, STRIDE)
 
 
-def held(cache: EvictingKVCache) -> list[Any]:
-    """Everything stored for the tokens held, positions and sums of attention too, slack left out."""
-    return [array[:, :, : cache.rule.held(cache.offset)] for array in cache.slots.arrays]
-
-
 def drive(kind: Kind) -> Drive:
     """Batch and single runs beside each other."""
-    return Drive(lambda: fresh(kind), held, near=NEAR)
+    return Drive(lambda: fresh(kind), stored, near=NEAR)
 
 
 @ALL
@@ -83,12 +72,6 @@ def test_rows_evict_at_their_own_positions_and_are_what_they_are_alone(kind: Kin
     rows.prompt([20, 30, 3], step=7)
 
 
-ACTS = ("start", "prompt", "left", "decode", "filter", "split", "copy", "restore", "extract")
-PLANS = st.lists(
-    st.tuples(st.sampled_from(ACTS), st.lists(st.integers(0, 1000), min_size=1, max_size=4)), min_size=1, max_size=6
-)
-
-
 @given(
     kind=st.sampled_from([("streaming", "float"), ("snapkv", "float"), ("knorm", "4bit"), ("h2o", "4bit")]), plan=PLANS
 )
@@ -98,36 +81,9 @@ def test_any_sequence_of_calls_leaves_rows_as_their_single_runs(kind: Kind, plan
     played(drive(kind), plan)
 
 
-@once
-def model() -> Any:
-    """A llama of two layers, four query heads over two KV heads of width 32, with random float32 weights."""
-    mx.random.seed(3)
-    made = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=64,
-            num_hidden_layers=2,
-            intermediate_size=64,
-            num_attention_heads=2 * HEADS,
-            num_key_value_heads=HEADS,
-            head_dim=WIDTH,
-            rms_norm_eps=1e-5,
-            vocab_size=97,
-            tie_word_embeddings=False,
-        )
-    )
-    mx.eval(made.parameters())
-    return made
-
-
 def caches(kind: Kind) -> list[EvictingKVCache]:
     """One for each layer of the model."""
     return [fresh(kind) for _ in model().layers]
-
-
-def prompt(count: int, seed: int) -> list[int]:
-    """Tokens."""
-    return [(31 * at * at + 7 * at + seed) % 97 for at in range(count)]
 
 
 @FEW
@@ -179,9 +135,7 @@ def test_a_decode_step_makes_as_many_calls_for_any_rows_and_heads() -> None:
         queries = mx.repeat(new, 2, axis=1)
         mx.eval(twin.state, new, queries)
         keys, values = twin.update_and_fetch(new, new)
-        graph = io.StringIO()
-        mx.export_to_dot(graph, keys.attend(queries, values, 0.3), *twin.slots.arrays)
-        return len(re.findall(r"shape=rectangle", graph.getvalue()))
+        return operations(keys.attend(queries, values, 0.3), *twin.slots.arrays)
 
     base = calls(2, 2)
     assert 40 < base < 200
@@ -235,7 +189,7 @@ def test_masks_are_those_of_the_engines_own_batch() -> None:
 @FEW
 def test_windows_of_a_batch_are_seen_by_true_positions(kind: Kind) -> None:
     """A layer whose mask has a window of 25: rows answer as their single runs under the same window."""
-    rows = Drive(lambda: fresh(kind), held, near=NEAR, window=25)
+    rows = Drive(lambda: fresh(kind), stored, near=NEAR, window=25)
     rows.start([0, 30, 100])
     rows.prompt([5, 70, 33], step=20)
     rows.decode(20)
@@ -266,12 +220,12 @@ def test_merging_leaves_the_single_caches_alone() -> None:
     new = mx.random.normal((1, HEADS, 60, WIDTH))
     keys, values = single.update_and_fetch(new, new)
     mx.eval(keys.attend(mx.repeat(new, 2, axis=1), values, 0.3, "causal"))
-    before = copy.deepcopy(held(single))
+    before = copy.deepcopy(stored(single))
     twin = EvictingKVCache.merge([single, single])
     more = mx.ones((2, HEADS, 20, WIDTH))
     keys, values = twin.update_and_fetch(more, more)
     mx.eval(keys.attend(mx.repeat(more, 2, axis=1), values, 0.3, "causal"), twin.state)
-    assert all(mx.array_equal(a, b) for a, b in zip(held(single), before, strict=True))
+    assert all(mx.array_equal(a, b) for a, b in zip(stored(single), before, strict=True))
     assert not twin.is_trimmable()
     twin.filter([])
     assert twin.empty()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-from functools import cache as once
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from batch_kit import Drive, Request, agree, alone, played, serve
+from batch_kit import PLANS, Drive, Request, agree, alone, played, serve
+from cache_kit import HEADS, PACKED, WIDTH, model, operations, prompt, stored
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from mlx_lm.models import llama
 from mlx_lm.models.cache import BatchKVCache, KVCache, load_prompt_cache, save_prompt_cache
 
 from veloxquant.caches.codecs import make
@@ -27,12 +24,9 @@ from veloxquant.models.trace_worker import engine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WIDTH, HEADS = 32, 2
 CODECS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "float": ({"name": "float"}, {"name": "float"}),
     "affine": ({"name": "affine", "bits": 5, "group": 32}, {"name": "affine", "bits": 3, "group": 32}),
-    "prod": ({"name": "turboquant_prod", "bits": 3}, {"name": "turboquant_mse", "bits": 5}),
-    "outliers": ({"name": "turboquant_mse", "bits": 2, "outlier_bits": 6, "outlier_channels": 5},) * 2,
+    **{kind: PACKED[kind] for kind in ("float", "prod", "outliers")},
 }
 ALL = pytest.mark.parametrize("kind", CODECS)
 SAME_BITS = 0.0 if sys.platform == "linux" else 2e-5
@@ -49,21 +43,9 @@ def fresh(kind: str, step: int = 256, width: int = WIDTH) -> PackedKVCache:
     return PackedKVCache(make({**keys, "width": width}), make({**values, "width": width}), step)
 
 
-def held(cache: PackedKVCache) -> list[Any]:
-    """Everything stored for the tokens held, slack left out."""
-    cut = [array[..., : cache.offset, :] for array in (*cache.keys, *cache.values)]
-    return [*cut, *cache.key_fixed, *cache.value_fixed]
-
-
 def drive(kind: str, step: int = 256) -> Drive:
     """Batch and single runs beside each other."""
-    return Drive(lambda: fresh(kind, step), held, near=NEAR.get(kind, SAME_BITS))
-
-
-ACTS = ("start", "prompt", "left", "decode", "filter", "split", "copy", "restore", "extract")
-PLANS = st.lists(
-    st.tuples(st.sampled_from(ACTS), st.lists(st.integers(0, 400), min_size=1, max_size=4)), min_size=2, max_size=7
-)
+    return Drive(lambda: fresh(kind, step), stored, near=NEAR.get(kind, SAME_BITS))
 
 
 @ALL
@@ -276,14 +258,7 @@ def steps(kind: str, rows: int, heads: int) -> int:
     new, queries = mx.ones((rows, heads, 1, WIDTH)), mx.ones((rows, 2 * heads, 1, WIDTH))
     keys, values = batch.update_and_fetch(new, new)
     out = keys.attend(queries, values, 0.2, batch.make_mask(1))
-    return graph([out, *arrays(batch)])
-
-
-def graph(outputs: list[Any]) -> int:
-    """Edges of the unevaluated graph, as MLX draws it."""
-    drawing = io.StringIO()
-    mx.export_to_dot(drawing, *outputs)
-    return drawing.getvalue().count("->")
+    return operations(out, *arrays(batch))
 
 
 @ALL
@@ -294,37 +269,9 @@ def test_a_step_costs_the_same_calls_for_eight_rows_as_for_two(kind: str) -> Non
 
 # In mlx-lm's own BatchGenerator.
 
-VOCABULARY = 97
 PLAIN = {"exaone4": (2, 32), "gemma3n": (1, 32), "qwen3_next": (3, 64)}
 """The one layer of each that grows plainly, and its width."""
 _ARCHS = json.loads((Path(__file__).parents[1] / "data" / "mlx_lm_archs.json").read_text())["archs"]
-
-
-@once
-def gqa() -> Any:
-    """A llama of three layers, four query heads over two KV heads of width 32."""
-    mx.random.seed(3)
-    made = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=64,
-            num_hidden_layers=3,
-            intermediate_size=64,
-            num_attention_heads=4,
-            num_key_value_heads=HEADS,
-            head_dim=WIDTH,
-            rms_norm_eps=1e-5,
-            vocab_size=VOCABULARY,
-            tie_word_embeddings=False,
-        )
-    )
-    mx.eval(made.parameters())
-    return made
-
-
-def prompt(seed: int, count: int) -> list[int]:
-    """Tokens by arithmetic."""
-    return [(seed * 13 + 31 * at * at + 7 * at + 3) % 90 for at in range(count)]
 
 
 def mixed(packed: str, kind: str) -> Callable[[], list[Any]]:
@@ -337,7 +284,7 @@ def mixed(packed: str, kind: str) -> Callable[[], list[Any]]:
 def test_unequal_prompts_together_are_the_prompts_alone(kind: str, count: int) -> None:
     """Two, and eight that come and go: tokens and logprobs of each alone; live caches are packed, at their bytes."""
     lengths, leaves = (150, 3, 64, 65, 1, 90, 30, 7), (9, 5, 12, 1, 8, 3, 6, 10)
-    requests = [Request(prompt(at, lengths[at]), leaves[at], arrives=at // 3) for at in range(count)]
+    requests = [Request(prompt(lengths[at], at), leaves[at], arrives=at // 3) for at in range(count)]
 
     def look(caches: list[Any]) -> None:
         for cache in caches:
@@ -349,17 +296,17 @@ def test_unequal_prompts_together_are_the_prompts_alone(kind: str, count: int) -
             assert cache.nbytes == held_bytes(cache) == cache.rows.count * one.nbytes
 
     make = mixed("PPP", kind)
-    for request, together in zip(requests, serve(gqa(), make, requests, look), strict=True):
-        agree(together, alone(gqa(), make(), request), 1e-4)
+    for request, together in zip(requests, serve(model(3), make, requests, look), strict=True):
+        agree(together, alone(model(3), make(), request), 1e-4)
 
 
 @pytest.mark.parametrize("packed", ["EPP", "PEP", "PPE"])
 def test_layers_that_keep_the_engines_cache_share_their_masks_with_packed_ones(packed: str) -> None:
     """The model makes one mask from the first layer's cache and gives it to all: rows are padded apart, seen alike."""
-    requests = [Request(prompt(at, (100, 2, 40)[at]), 8, arrives=(0, 0, 3)[at]) for at in range(3)]
+    requests = [Request(prompt((100, 2, 40)[at], at), 8, arrives=(0, 0, 3)[at]) for at in range(3)]
     make = mixed(packed, "affine")
-    for request, together in zip(requests, serve(gqa(), make, requests), strict=True):
-        agree(together, alone(gqa(), make(), request), 1e-4)
+    for request, together in zip(requests, serve(model(3), make, requests), strict=True):
+        agree(together, alone(model(3), make(), request), 1e-4)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -376,7 +323,7 @@ def test_real_architectures_that_pack_some_layers(name: str) -> None:
         made[index] = fresh("outliers", width=width)
         return made
 
-    requests = [Request(prompt(at, (70, 5, 33)[at]), 6, arrives=(0, 0, 2)[at]) for at in range(3)]
+    requests = [Request(prompt((70, 5, 33)[at], at), 6, arrives=(0, 0, 2)[at]) for at in range(3)]
     for request, together in zip(requests, serve(model, make, requests), strict=True):
         agree(together, alone(model, make(), request), 1e-4)
 
@@ -386,9 +333,9 @@ def test_a_sequence_taken_away_in_the_middle_goes_on_alone(tmp_path: Path) -> No
     from mlx_lm.generate import BatchGenerator, generate_step
 
     make = mixed("PPP", "outliers")
-    prompts = [prompt(at, count) for at, count in enumerate((80, 11, 40))]
-    single = [alone(gqa(), make(), Request(one, 12)).tokens for one in prompts]
-    generator = BatchGenerator(gqa(), prefill_step_size=64)
+    prompts = [prompt(count, at) for at, count in enumerate((80, 11, 40))]
+    single = [alone(model(3), make(), Request(one, 12)).tokens for one in prompts]
+    generator = BatchGenerator(model(3), prefill_step_size=64)
     uids = generator.insert(prompts, max_tokens=[12] * 3, caches=[make() for _ in prompts])
     made: dict[int, list[int]] = {uid: [] for uid in uids}
     while len(made[uids[0]]) < 5:
@@ -401,7 +348,7 @@ def test_a_sequence_taken_away_in_the_middle_goes_on_alone(tmp_path: Path) -> No
     rest = single[1][len(fed) - len(prompts[1]) :]
     for held_caches in (caches, load_prompt_cache(str(tmp_path / "taken.safetensors"))):
         last = mx.array(rest[:1])
-        went_on = generate_step(last, gqa(), max_tokens=len(rest) - 1, prompt_cache=held_caches)
+        went_on = generate_step(last, model(3), max_tokens=len(rest) - 1, prompt_cache=held_caches)
         assert [int(token) for token, _ in went_on] == rest[1:]
     while any(len(made[uid]) < 12 for uid in (uids[0], uids[2])):
         for answer in generator.next()[1]:
@@ -413,13 +360,13 @@ def test_a_sequence_taken_away_in_the_middle_goes_on_alone(tmp_path: Path) -> No
 def test_a_prompt_cache_used_again_joins_a_batch() -> None:
     """The caches of a sequence that ended, with more to read, beside a new one: as if it had never stopped."""
     make = mixed("PPP", "affine")
-    (ended,) = serve(gqa(), make, [Request(prompt(1, 50), 6)])
-    more = prompt(2, 20)
-    before = [held(cache) for cache in ended.caches]
-    requests = [Request(more, 7, caches=ended.caches), Request(prompt(3, 90), 5)]
-    together = serve(gqa(), make, requests)
-    whole = [*prompt(1, 50), *ended.tokens, *more]
-    agree(together[0], alone(gqa(), make(), Request(whole, 7)), 1e-4)
-    agree(together[1], alone(gqa(), make(), requests[1]), 1e-4)
+    (ended,) = serve(model(3), make, [Request(prompt(50, 1), 6)])
+    more = prompt(20, 2)
+    before = [stored(cache) for cache in ended.caches]
+    requests = [Request(more, 7, caches=ended.caches), Request(prompt(90, 3), 5)]
+    together = serve(model(3), make, requests)
+    whole = [*prompt(50, 1), *ended.tokens, *more]
+    agree(together[0], alone(model(3), make(), Request(whole, 7)), 1e-4)
+    agree(together[1], alone(model(3), make(), requests[1]), 1e-4)
     for cache, arrays_before in zip(ended.caches, before, strict=True):
-        assert all(mx.array_equal(a, b) for a, b in zip(held(cache), arrays_before, strict=True))
+        assert all(mx.array_equal(a, b) for a, b in zip(stored(cache), arrays_before, strict=True))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
+from cache_kit import WIDTH, normal, operations
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 
 from veloxquant.caches import tiered_attention
@@ -18,7 +16,7 @@ from veloxquant.caches.tiered import TieredKVCache
 from veloxquant.caches.tiered_attention import Tier, Tiered
 from veloxquant.caches.tiered_sight import Sight
 
-WIDTH, SCALE = 32, 0.3
+SCALE = 0.3
 
 
 def floats(width: int = WIDTH) -> TieredKVCache:
@@ -29,11 +27,6 @@ def floats(width: int = WIDTH) -> TieredKVCache:
 def kivi(width: int = WIDTH) -> TieredKVCache:
     """Keys by channel, values by token, 4 bits."""
     return TieredKVCache(PerChannelCodec(width, 4, 32), AffineCodec(width, 4, 32), recent=32)
-
-
-def normal(seed: int, *shape: int) -> Any:
-    """Standard normal numbers in float32."""
-    return mx.array(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
 def masks(tokens: int, count: int, heads: int) -> dict[str, Any]:
@@ -189,9 +182,7 @@ def step_calls(make: Any, rows: int, heads: int, tokens: int) -> int:
     new, queries = normal(3, rows, heads, 1, WIDTH), normal(4, rows, 4 * heads, 1, WIDTH)
     mx.eval(cache.state, new, queries)
     keys, values = cache.update_and_fetch(new, new)
-    graph = io.StringIO()
-    mx.export_to_dot(graph, keys.attend(queries, values, SCALE), *[a for g in cache.key_part.arrays for a in g])
-    return len(re.findall(r"shape=rectangle", graph.getvalue()))
+    return operations(keys.attend(queries, values, SCALE), *[a for g in cache.key_part.arrays for a in g])
 
 
 @pytest.mark.parametrize("make", [floats, kivi])

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import pytest
+from method_kit import peak
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from veloxquant_plugins.affine import Affine, veloxquant_methods
@@ -246,14 +247,6 @@ def test_workspace_bounds_the_measured_peak(label: str, work: tuple[int, ...]) -
     out = keys.attend(asked, values, 0.1, "causal" if queries > 1 else None)
     attending = peak([out]) - out.nbytes
     assert max(packing, attending) <= bound
-
-
-def peak(lazy: Any) -> int:
-    """Bytes beside what is held already, at the most, while these are computed."""
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    mx.eval(lazy)
-    return mx.get_peak_memory() - held
 
 
 def test_temporary_arrays_are_bounded_at_any_length() -> None:

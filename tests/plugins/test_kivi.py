@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import method_kit
 import mlx.core as mx
 import msgspec
 import pytest
+from method_kit import peak, rows
 from veloxquant_plugins import kivi
 from veloxquant_plugins.kivi import Kivi, veloxquant_methods
 
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import VeloxError
-from veloxquant.methods import LayerSpec, Variant
 from veloxquant.methods.checks import check_figures, check_parameters, check_returned, check_variants, sample_part
 from veloxquant.methods.worker import declared_bytes
 
@@ -35,26 +37,7 @@ SIMULATED = {
     (2, 2): 0.246,
 }
 """Mean KL of SmolLM2-135M at 4,096 tokens, 4 sinks, 64 recent tokens, groups of 64."""
-
-
-def variant(params: dict[str, int]) -> Variant:
-    """A variant with these parameters."""
-    return Variant(method="kivi", label="asked", params=params)
-
-
-def numbers(part: Any, tokens: int, dtype: mx.Dtype) -> list[Any]:
-    """Random keys and values."""
-    widths = part.key_width, part.value_width
-    return [mx.random.normal((1, part.heads, tokens, width)).astype(dtype) for width in widths]
-
-
-def written(params: dict[str, int], part: Any, dtype: mx.Dtype, calls: list[int]) -> Any:
-    """A built cache after calls of so many tokens."""
-    cache = METHOD.build(LayerSpec(index=0, part=part), variant(params))
-    mx.random.seed(1)
-    for tokens in calls:
-        cache.update_and_fetch(*numbers(part, tokens, dtype))
-    return cache
+variant, built, written = (partial(made, METHOD) for made in (method_kit.variant, method_kit.built, method_kit.written))
 
 
 @pytest.mark.parametrize("params", SETS, ids=str)
@@ -119,7 +102,7 @@ def test_what_cannot_be_kept_is_refused_with_the_reason(
     assert refused[0] == reason
     assert why in refused[1]
     with pytest.raises(VeloxError):
-        METHOD.build(LayerSpec(index=0, part=part), variant(params))
+        built(params, part)
 
 
 def test_keys_of_any_width_are_taken() -> None:
@@ -158,13 +141,6 @@ def test_the_plugin_passes_the_checks_of_every_plugin() -> None:
     assert method.batchable
 
 
-def peak(call: Any, before: int) -> int:
-    """Most bytes above `before` while a call's result is computed."""
-    mx.reset_peak_memory()
-    mx.eval(call())
-    return int(mx.get_peak_memory()) - before
-
-
 @pytest.mark.parametrize(
     ("heads", "repeats", "width", "before", "count", "dtype"),
     [
@@ -182,25 +158,23 @@ def test_temporary_bytes_stay_below_the_workspace(
 ) -> None:
     """MLX's own count of the peak of packing and of attention, prefill and decode; 16-bit scales are widened."""
     part = sample_part(width, dtype.size, heads, heads * repeats)
-    cache = METHOD.build(LayerSpec(index=0, part=part), variant({}))
+    cache = built({}, part)
     for start in range(0, before, 1000):
-        cache.update_and_fetch(*numbers(part, min(1000, before - start), dtype))
+        cache.update_and_fetch(*rows(part, min(1000, before - start), dtype))
         mx.eval(cache.state)
-    new = numbers(part, count, dtype)
+    new = rows(part, count, dtype)
     queries = mx.random.normal((1, heads * repeats, count, width)).astype(dtype)
     mx.eval(new, queries)
     mx.clear_cache()
-    active = int(mx.get_active_memory())
     handles: list[Any] = []
 
     def write() -> Any:
         handles.extend(cache.update_and_fetch(*new))
         return cache.state
 
-    packing = peak(write, active)
-    active = int(mx.get_active_memory())
+    packing = peak(write)
     mask = "causal" if count > 1 else None
-    attending = peak(lambda: handles[0].attend(queries, handles[1], 0.1, mask), active)
+    attending = peak(lambda: handles[0].attend(queries, handles[1], 0.1, mask))
     slots = METHOD.slots(variant({}), part, before + count)
     assert slots is not None
     workspace = METHOD.workspace_bytes(variant({}), part, count, slots)

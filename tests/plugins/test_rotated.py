@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 import pytest
-from mlx_lm.models import llama
+from method_kit import built, odd_llama, peak, rows, variant
 from mlx_lm.models.cache import KVCache
 from veloxquant_plugins import rotated
 from veloxquant_plugins.affine import Affine
@@ -17,9 +17,11 @@ from veloxquant_plugins.rotated import Rotated, RotatedToken, veloxquant_methods
 from veloxquant.caches import attention, hadamard, packed
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import VeloxError
-from veloxquant.methods import LayerSpec, Method, Variant
 from veloxquant.methods.checks import check_figures, check_parameters, check_returned, check_variants, sample_part
 from veloxquant.methods.worker import declared_bytes
+
+if TYPE_CHECKING:
+    from veloxquant.methods import Method
 
 TIERS, TOKEN = Rotated(), RotatedToken()
 SETS: list[tuple[Method, dict[str, Any]]] = [
@@ -31,23 +33,6 @@ SETS: list[tuple[Method, dict[str, Any]]] = [
     (TOKEN, {"key_bits": 8, "value_bits": 8, "group": 32}),
 ]
 WIDTHS = ((64, 64), (80, 80), (96, 112), (128, 40), (192, 128), (576, 64))
-
-
-def variant(method: Method, params: dict[str, Any]) -> Variant:
-    """A variant with these parameters."""
-    return Variant(method=method.name, label="asked", params=params)
-
-
-def built(method: Method, params: dict[str, Any], part: Any) -> Any:
-    """An empty cache."""
-    return method.build(LayerSpec(index=0, part=part), variant(method, params))
-
-
-def rows(part: Any, tokens: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
-    """Keys and values."""
-    shapes = ((1, part.heads, tokens, width) for width in (part.key_width, part.value_width))
-    keys, values = (mx.random.normal(shape).astype(dtype) for shape in shapes)
-    return keys, values
 
 
 @pytest.mark.parametrize(("method", "params"), SETS)
@@ -138,13 +123,7 @@ def test_a_model_of_odd_widths_answers_nearly_as_with_its_own_cache(
     method: Method, params: dict[str, Any], width: int
 ) -> None:
     """A tiny llama at 8 bits: logits to 2 % of their size, after a prompt in chunks and steps."""
-    mx.random.seed(3)
-    shape = {"hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 4}
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama", num_key_value_heads=2, head_dim=width, rms_norm_eps=1e-5, vocab_size=50, **shape
-        )
-    )
+    model = odd_llama(width)
     part = sample_part(width, 4, heads=2)
     ours, theirs = [built(method, params, part) for _ in range(2)], [KVCache() for _ in range(2)]
     prompt = mx.random.randint(0, 50, (1, 200))
@@ -190,12 +169,9 @@ def test_workspace_bounds_the_measured_peak(heads: int, groups: int, queries: in
         cache.update_and_fetch(*rows(part, slots - queries))
         mx.eval(cache.state, asked, new)
         bound = method.workspace_bytes(variant(method, params), part, queries, slots)
-        held = mx.get_active_memory()
-        mx.reset_peak_memory()
         keys, values = cache.update_and_fetch(*new)
         out = keys.attend(asked, values, 0.1, "causal" if queries > 1 else None)
-        mx.eval(cache.state, out)
-        assert mx.get_peak_memory() - held - out.nbytes <= bound
+        assert peak([cache.state, out]) - out.nbytes <= bound
 
 
 def test_sizes_are_those_of_the_caches() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import pytest
-from mlx_lm.models import llama
+from method_kit import odd_llama, peak, variant, written
 from veloxquant_plugins import turboquant
 from veloxquant_plugins.affine import Affine
 from veloxquant_plugins.turboquant import TurboQuantMSE, TurboQuantProd, veloxquant_methods
@@ -17,7 +17,7 @@ from veloxquant_plugins.turboquant import TurboQuantMSE, TurboQuantProd, veloxqu
 from veloxquant.caches import attention, packed
 from veloxquant.caches.held import held_bytes
 from veloxquant.errors import VeloxError
-from veloxquant.methods import LayerSpec, Method, Variant
+from veloxquant.methods import LayerSpec, Method
 from veloxquant.methods.checks import check_figures, check_parameters, check_returned, check_variants, sample_part
 from veloxquant.methods.worker import declared_bytes
 
@@ -41,22 +41,6 @@ SETS: list[tuple[Method, dict[str, Any]]] = [
     (PROD, {"bits": 2, "outlier_bits": 4, "outlier_channels": 7}),
     (PROD, {"bits": 1, "outlier_bits": 1, "outlier_channels": 7, "jl_dim": 20}),
 ]
-
-
-def variant(method: Method, params: dict[str, Any]) -> Variant:
-    """A variant with these parameters."""
-    return Variant(method=method.name, label="asked", params=params)
-
-
-def written(method: Method, params: dict[str, Any], part: Any, dtype: mx.Dtype, calls: list[int]) -> Any:
-    """A built cache after calls of so many tokens."""
-    cache = method.build(LayerSpec(index=0, part=part), variant(method, params))
-    mx.random.seed(1)
-    for tokens in calls:
-        keys = mx.random.normal((1, part.heads, tokens, part.key_width)).astype(dtype)
-        values = mx.random.normal((1, part.heads, tokens, part.value_width)).astype(dtype)
-        cache.update_and_fetch(keys, values)
-    return cache
 
 
 @pytest.mark.parametrize(("method", "params"), SETS)
@@ -237,14 +221,6 @@ def test_workspace_counts_a_long_sketch_and_is_no_wild_guess(queries: int, slots
     assert peak([keys.attend(asked, values, 0.1, "causal")]) <= bound
 
 
-def peak(lazy: Any) -> int:
-    """Bytes beside what is held already, at the most, while these are computed."""
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    mx.eval(lazy)
-    return mx.get_peak_memory() - held
-
-
 def test_workspace_stays_bounded_at_any_length_and_chunk() -> None:
     """At 32 KV heads of width 256, a million tokens and chunks of 8,192: some hundred MiB, not a score matrix."""
     _, four = VARIANTS["turboquant-mse4"]
@@ -273,13 +249,7 @@ def test_a_standalone_cache_is_of_the_same_codecs() -> None:
 def test_a_model_of_width_48_answers_nearly_as_with_its_own_cache(label: str) -> None:
     """A tiny llama whose heads no affine group divides: errors of its logits fall with each bit."""
     method, chosen = VARIANTS[label]
-    mx.random.seed(3)
-    shape = {"hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 4}
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama", num_key_value_heads=2, head_dim=48, rms_norm_eps=1e-5, vocab_size=50, **shape
-        )
-    )
+    model = odd_llama(48)
     tokens = mx.arange(40)[None]
     caches = [method.build(LayerSpec(index=i, part=sample_part(48, 4, heads=2)), chosen) for i in range(2)]
     own, ours = model(tokens), model(tokens, cache=caches)
