@@ -100,12 +100,12 @@ def test_the_id_of_a_version_is_made_of_both() -> None:
     assert version_id("a", "1" * 41) == f"a-mlx{'1' * 31}-{digest('1' * 41)}"
 
 
-def test_limits() -> None:
+def test_limits(db: BenchmarkDatabase) -> None:
     """Nine tenths are nearly; what takes another's place may take as many bytes as there were."""
     assert Limits(10, 109).nearly() == Limits(9, 98)
     assert Limits(10, 100).after_replacing(50) == Limits(sys.maxsize, 100)
     assert Limits(10, 100).after_replacing(101) == Limits(sys.maxsize, 101)
-    assert BenchmarkDatabase.__init__.__kwdefaults__ == {"limits": Limits(100_000, 2**30)}
+    assert db.limits == Limits(100_000, 2**30)
 
 
 def test_an_order_is_made_so_many_at_a_time() -> None:
