@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx_lm.models
+import msgspec
 import pytest
 from probe_kit import CONFIGS
 
-from veloxquant.models.exchange import ProbeRequest, TraceRequest
+from veloxquant.models.exchange import ProbeRequest, TraceRequest, decode_answers
 from veloxquant.models.trace import trace
 from veloxquant.models.trace_worker import __main__ as worker
 from veloxquant.models.trace_worker import confinement, engine, tracing
@@ -36,7 +38,7 @@ def probes(tiny: dict[str, Any], factory: str, *variants: tuple[str, int]) -> li
 
 
 def test_without_mlx_there_is_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation that cannot be imported is an answer of the worker, with what to do."""
+    """An installation that cannot be imported is an answer of the worker, with what to do, however it is started."""
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('libmlx.so: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -45,6 +47,18 @@ def test_without_mlx_there_is_no_engine(tmp_path: Path, monkeypatch: pytest.Monk
     assert found is not None
     assert (found.kind, found.hint) == ("engine_missing", "pip install --upgrade mlx")
     assert found.message == "mlx cannot be imported: libmlx.so: cannot open shared object file"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "veloxquant.models.trace_worker", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write(msgspec.json.encode(request) + b"\n")
+        started.stdin.flush()  # and open until it is done, or it would go with us
+        assert decode_answers(started.stdout.read()) == [found]
+        assert started.wait(timeout=30) == 0
 
 
 def test_the_worker_stays_while_its_parent_writes(monkeypatch: pytest.MonkeyPatch) -> None:
