@@ -1,4 +1,4 @@
-"""Who may write what we rely on. Nobody but its user and root should, or they decide in our place.
+"""Whose is what we rely on, and who may write it. Nobody but its user and root should, or they decide in our place.
 
 A mode tells: everybody, or a group. A group counts as nobody else when it is the user's own (the name of the user, no
 other member: what useradd makes, and why umask 002 is harmless there), root's, or macOS's `admin`, whose members become
@@ -39,6 +39,20 @@ class Exposed(NamedTuple):
     def hint(self) -> str:
         """The command that mends it."""
         return f"chmod go-w '{self.path}'"
+
+
+def foreign(facts: os.stat_result) -> str | None:
+    """What is wrong, after the name of what it is about, where it is not ours; None where it is."""
+    if facts.st_uid == os.geteuid():
+        return None
+    return f"belongs to user id {facts.st_uid}, not to you ({os.geteuid()})"
+
+
+def not_private(facts: os.stat_result) -> str | None:
+    """What is wrong, after the name of what it is about, where others may even look into it; None where they cannot."""
+    if facts.st_mode & 0o077:
+        return f"is open to others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    return None
 
 
 def others(facts: os.stat_result, platform: str = sys.platform) -> str | None:

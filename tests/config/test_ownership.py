@@ -118,3 +118,15 @@ def test_a_circle_of_links_and_a_missing_file_are_system_errors(short_folder: Pa
     for name in ("a", "missing"):
         with pytest.raises(OSError):  # noqa: PT011 -- ELOOP, ENOENT
             ownership.exposed(short_folder / name)
+
+
+def test_what_is_ours_and_private_needs_no_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the sentence goes on after its name: whose it is, or with which mode it is open."""
+    tmp_path.chmod(0o700)
+    facts = tmp_path.stat()
+    assert ownership.foreign(facts) is None
+    assert ownership.not_private(facts) is None
+    tmp_path.chmod(0o710)
+    assert ownership.not_private(tmp_path.stat()) == "is open to others (mode 0710)"
+    monkeypatch.setattr(os, "geteuid", lambda: facts.st_uid + 1)
+    assert ownership.foreign(facts) == f"belongs to user id {facts.st_uid}, not to you ({facts.st_uid + 1})"

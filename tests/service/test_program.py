@@ -172,11 +172,23 @@ def test_a_socket_in_a_folder_that_is_open_is_refused_before_anything(tool: Call
     """The daemon would end at once, and the manager would start it again and again."""
     named = tool("open/veloxquantd")
     named.parent.chmod(0o755)
-    with pytest.raises(ServiceRefused, match=r"not yours alone \(mode 0755\)") as caught:
+    with pytest.raises(ServiceRefused, match=r"is open to others \(mode 0755\)") as caught:
         order("x", named.parent / "d.sock", {}, named=str(named))
     assert "chmod 700" in caught.value.hint
     named.parent.chmod(0o700)
     assert order("x", named.parent / "d.sock", {}, named=str(named), activation=True).activated is not None
+
+
+def test_a_socket_in_somebody_elses_folder_is_refused_whatever_its_mode(
+    tool: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody is told to change a mode that they cannot change."""
+    named = tool("theirs/veloxquantd")
+    named.parent.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ServiceRefused, match=r"belongs to user id \d+, not to you \(12345\)") as caught:
+        order("x", named.parent / "d.sock", {}, named=str(named))
+    assert "chmod" not in caught.value.hint
 
 
 def test_a_daemon_that_the_manager_did_not_start_is_not_fought() -> None:

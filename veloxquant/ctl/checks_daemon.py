@@ -8,7 +8,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from veloxquant import __version__, paths, plain_file, socket_probe
+from veloxquant import __version__, ownership, paths, plain_file, socket_probe
 from veloxquant.client import Client
 from veloxquant.config import socket_of
 from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
@@ -25,6 +25,7 @@ _PATIENCE_S = 2.0
 _SILENT = (NotRunning, NotAnswering)
 """For the check of the socket to tell; the others have nobody to ask."""
 _NOBODY = "no daemon answers"
+_ELSEWHERE = "set VELOXQUANT_SOCKET to a folder of your own"
 _RESTART = "veloxquantctl service restart, or stop the daemon and start it anew"
 
 
@@ -41,10 +42,10 @@ def socket_folder(config: Config) -> Finding:
         return ok(f"{folder} does not exist yet; the daemon makes it") if _open_to_us(place) else _shut(place)
     if not stat.S_ISDIR(facts.st_mode):
         return failed(f"{folder} is no folder: no daemon can start", away(folder))
-    if facts.st_uid != os.geteuid():
-        return failed(f"{folder} belongs to user id {facts.st_uid}", "set VELOXQUANT_SOCKET to a folder of your own")
-    if facts.st_mode & 0o077:
-        return failed(f"{folder} has mode {stat.S_IMODE(facts.st_mode):04o}, open to others", f"chmod 700 '{folder}'")
+    if (why := ownership.foreign(facts)) is not None:
+        return failed(f"{folder} {why}", _ELSEWHERE)
+    if (why := ownership.not_private(facts)) is not None:
+        return failed(f"{folder} {why}", f"chmod 700 '{folder}'")
     return ok(f"{folder} is private") if _open_to_us(folder) else _shut(folder)
 
 
@@ -65,8 +66,8 @@ def leftovers(config: Config) -> Finding:
         return _hidden(place, error)
     if not stat.S_ISSOCK(facts.st_mode):
         return failed(f"{place} is no socket: no daemon can start", away(place))
-    if facts.st_uid != os.geteuid():
-        return failed(f"{place} belongs to user id {facts.st_uid}", "set VELOXQUANT_SOCKET to a folder of your own")
+    if (why := ownership.foreign(facts)) is not None:
+        return failed(f"{place} {why}", _ELSEWHERE)
     return _knocked(place)
 
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from veloxquant import ownership
 from veloxquant.daemon.lifecycle import Listener
 from veloxquant.errors import SocketRefused
 
@@ -107,13 +108,10 @@ def _checked(taken: socket.socket, path: Path) -> os.stat_result:
         _refuse(f"the service manager's socket {path} is gone: {error.strerror}", "restart its socket unit")
     if not stat.S_ISSOCK(facts.st_mode):
         _refuse(f"{path} is not the service manager's socket any more", "restart its socket unit")
-    if facts.st_uid != os.geteuid():
-        _refuse(f"{path} belongs to user id {facts.st_uid}, not to you ({os.geteuid()})", "use a unit of your own")
-    if facts.st_mode & 0o077:
-        _refuse(
-            f"{path} is open to others (mode {stat.S_IMODE(facts.st_mode):04o})",
-            "set SocketMode=0600 in the socket unit, or SockPathMode 384 in the plist",
-        )
+    if (why := ownership.foreign(facts)) is not None:
+        _refuse(f"{path} {why}", "use a unit of your own")
+    if (why := ownership.not_private(facts)) is not None:
+        _refuse(f"{path} {why}", "set SocketMode=0600 in the socket unit, or SockPathMode 384 in the plist")
     return facts
 
 

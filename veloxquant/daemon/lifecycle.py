@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from veloxquant import paths, socket_probe
+from veloxquant import ownership, paths, socket_probe
 from veloxquant.errors import AlreadyRunning, SocketRefused
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ def private_folder(folder: Path) -> None:
             hint="set VELOXQUANT_SOCKET to a path in a folder that you can write",
             field="socket.path",
         ) from None
-    if facts.st_uid != os.geteuid():
+    if (why := ownership.foreign(facts)) is not None:
         raise SocketRefused(
-            f"the socket's folder {folder} belongs to user id {facts.st_uid}, not to you ({os.geteuid()})",
+            f"the socket's folder {folder} {why}",
             hint="set VELOXQUANT_SOCKET to a path in a folder of your own",
             field="socket.path",
         )
-    if facts.st_mode & 0o077:
+    if (why := ownership.not_private(facts)) is not None:
         raise SocketRefused(
-            f"the socket's folder {folder} is open to others (mode {stat.S_IMODE(facts.st_mode):04o})",
+            f"the socket's folder {folder} {why}",
             hint=f"chmod 700 '{folder}', or set VELOXQUANT_SOCKET to a path in a folder of its own",
             field="socket.path",
         )
@@ -148,9 +148,9 @@ def remove_stale(path: Path) -> None:
             hint="move it away, or set VELOXQUANT_SOCKET to another path",
             field="socket.path",
         )
-    if facts.st_uid != os.geteuid():
+    if (why := ownership.foreign(facts)) is not None:
         raise SocketRefused(
-            f"{path} belongs to user id {facts.st_uid}, not to you ({os.geteuid()})",
+            f"{path} {why}",
             hint="set VELOXQUANT_SOCKET to a path in a folder of your own",
             field="socket.path",
         )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from veloxquant import socket_probe
+from veloxquant import ownership, socket_probe
 from veloxquant.errors import ServiceFailed, ServiceRefused
 
 if TYPE_CHECKING:
@@ -126,12 +126,13 @@ def refuse_open_folder(socket_path: Path) -> None:
         facts = socket_path.parent.stat()
     except OSError:
         return  # it is made, private, by whoever opens the socket
-    if facts.st_mode & 0o077 or facts.st_uid != os.geteuid():
-        raise ServiceRefused(
-            f"the socket's folder {socket_path.parent} is not yours alone (mode {stat.S_IMODE(facts.st_mode):04o})",
-            hint=f"chmod 700 '{socket_path.parent}', or name a socket in a folder of its own",
-            field="socket.path",
-        )
+    elsewhere = "name a socket in a folder of its own"
+    for why, hint in (
+        (ownership.foreign(facts), elsewhere),
+        (ownership.not_private(facts), f"chmod 700 '{socket_path.parent}', or {elsewhere}"),
+    ):
+        if why is not None:
+            raise ServiceRefused(f"the socket's folder {socket_path.parent} {why}", hint=hint, field="socket.path")
 
 
 def private_folder(folder: Path) -> None:
