@@ -53,14 +53,14 @@ def cache_dir(env: Env = os.environ, platform: str = sys.platform) -> Path:
     """For what can be computed again: traces, calibrations."""
     if platform == "darwin":
         return home(env) / "Library" / "Caches" / APP
-    return _xdg("XDG_CACHE_HOME", ".cache", env) / APP
+    return xdg("XDG_CACHE_HOME", ".cache", env) / APP
 
 
 def state_dir(env: Env = os.environ, platform: str = sys.platform) -> Path:
     """For what should outlive a restart and is no setting."""
     if platform == "darwin":
         return home(env) / "Library" / "Application Support" / APP
-    return _xdg("XDG_STATE_HOME", ".local/state", env) / APP
+    return xdg("XDG_STATE_HOME", ".local/state", env) / APP
 
 
 def config_file(env: Env = os.environ, platform: str = sys.platform) -> Path:
@@ -70,7 +70,7 @@ def config_file(env: Env = os.environ, platform: str = sys.platform) -> Path:
         return _expand(given, env)
     if platform == "darwin":
         return home(env) / "Library" / "Application Support" / APP / f"{APP}.toml"
-    return _xdg("XDG_CONFIG_HOME", ".config", env) / APP / f"{APP}.toml"
+    return xdg("XDG_CONFIG_HOME", ".config", env) / APP / f"{APP}.toml"
 
 
 def log_file(env: Env = os.environ, platform: str = sys.platform, *, socket: Path | None = None) -> Path:
@@ -101,6 +101,12 @@ def home(env: Env = os.environ) -> Path:
         hint="set HOME to an absolute path",
         field="HOME",
     )
+
+
+def xdg(variable: str, below_home: str, env: Env) -> Path:
+    """The folder that the variable names, else this one of the home: a relative value counts as unset."""
+    value = env.get(variable, "")
+    return Path(value) if value.startswith("/") else home(env) / below_home
 
 
 def darwin_temp_dir() -> Path | None:
@@ -154,11 +160,6 @@ def _short_socket(env: Env) -> Path:
 def _expand(text: str, env: Env) -> Path:
     """A leading ~/ means our home; shells expand it, TOML and launchd do not."""
     return home(env) / text[2:] if text.startswith("~/") else Path(text)
-
-
-def _xdg(variable: str, below_home: str, env: Env) -> Path:
-    value = env.get(variable, "")
-    return Path(value) if value.startswith("/") else home(env) / below_home
 
 
 def _digest(path: Path | None) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veloxquant import paths
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 UNKNOWN = "unknown"
 ID_HEX_DIGITS = 16
@@ -36,6 +39,4 @@ def default_benchmark_dir() -> Path:
     A relative XDG_CACHE_HOME counts as unset, as the XDG base directory specification says. Raises ConfigInvalid when
     there is no home.
     """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    base = given if given.is_absolute() else paths.home() / ".cache"
-    return base / "veloxquant" / "benchmarks"
+    return paths.xdg("XDG_CACHE_HOME", ".cache", os.environ) / paths.APP / "benchmarks"

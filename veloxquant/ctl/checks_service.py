@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from veloxquant import __version__, service
 from veloxquant.ctl.finding import Finding, failed, note, ok
 from veloxquant.service.program import DAEMON, PLAIN_ENVIRONMENT
+from veloxquant.service.values import INSTALL
 
 if TYPE_CHECKING:
     from veloxquant.config import Config
 
 _LIMIT_S = 8.0
-_AGAIN = "veloxquantctl service install, which writes it anew"
-_NONE = "no agent is installed; veloxquantctl service install has the daemon start with the session"
+_AGAIN = f"{INSTALL}, which writes it anew"
+_NONE = f"no agent is installed; {INSTALL} has the daemon start with the session"
 
 
 def starts(_config: Config) -> Finding:

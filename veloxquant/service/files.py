@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from veloxquant import ownership, socket_probe
 from veloxquant.errors import ServiceFailed, ServiceRefused
+from veloxquant.service.values import INSTALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,11 @@ def refuse_link(path: Path) -> None:
             f"{path} is a symbolic link to {path.readlink()}",
             hint="remove the link first; what it leads to is left alone",
         )
+
+
+def not_ours(path: Path, what: str, why: str) -> ServiceRefused:
+    """The error for a file of our name that is somebody else's."""
+    return ServiceRefused(f"{path} is not veloxquant's {what}: {why}", hint=f"move it away, then: {INSTALL}")
 
 
 class Staged:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from veloxquant.errors import ServiceFailed, ServiceRefused, ServiceUnavailable
 from veloxquant.service import files, launchd_faults, places, plist
 from veloxquant.service.launchctl import DISABLED, IN_PROGRESS, IO_ERROR, NO_SERVICE, POLL_S
-from veloxquant.service.values import LABEL, Done, Order, Preview, State
+from veloxquant.service.values import INSTALL, LABEL, Done, Order, Preview, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -251,7 +251,7 @@ class LaunchdAgent:
     def _require_installed(self) -> Installed:
         found = plist.installed(self.path)
         if found is None:
-            raise ServiceRefused(f"{self.path} is not there", hint="veloxquantctl service install")
+            raise ServiceRefused(f"{self.path} is not there", hint=INSTALL)
         return found
 
     def _refuse_foreign(self) -> None:

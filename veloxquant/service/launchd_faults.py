@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from veloxquant.errors import ServiceFailed, ServiceRefused
 from veloxquant.service import plist, values
 from veloxquant.service.launchctl import DISABLED, NO_DOMAIN
-from veloxquant.service.values import LABEL
+from veloxquant.service.values import INSTALL, LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def cause(answer: Answer, domain: str, path: Path, launchctl: Launchctl) -> Caus
         return Cause("the agent is disabled", f"launchctl enable {domain}/{LABEL}, or allow it in {_BACKGROUND}")
     wrong = bad_file(path)
     if wrong is not None:
-        return Cause(f"bad plist: {wrong}", f"veloxquantctl service install writes it anew; plutil -lint '{path}'")
+        return Cause(f"bad plist: {wrong}", f"{INSTALL} writes it anew; plutil -lint '{path}'")
     if answer.code in NO_DOMAIN or not launchctl.has_domain(domain):
         hint = f"log in at the screen or over ssh, without sudo; if you are, allow it in {_BACKGROUND}"
         return Cause(f"wrong domain: {domain} takes no agents now", hint)
@@ -81,18 +81,17 @@ def bad_file(path: Path) -> str | None:
 
 def warnings(installed: Installed | None, jobs: list[Job], launchctl: Launchctl, crash_log: Path) -> Iterator[str]:
     """Sentences on an agent that is not as it should be, each with what to do."""
-    again = "veloxquantctl service install"
     if installed is not None and not jobs:
         yield "installed and not loaded: it starts at the next login, or with veloxquantctl service start"
     if installed is None and jobs:
-        yield f"loaded from {jobs[0].path or 'a file'} that is not there any more: {again}, or uninstall"
+        yield f"loaded from {jobs[0].path or 'a file'} that is not there any more: {INSTALL}, or uninstall"
     if len(jobs) > 1:
-        yield f"loaded twice, as {' and '.join(job.target for job in jobs)}: {again}"
+        yield f"loaded twice, as {' and '.join(job.target for job in jobs)}: {INSTALL}"
     if installed is not None and not os.access(installed.program[0], os.X_OK):
-        yield f"{installed.program[0]} cannot be executed: {again}"
+        yield f"{installed.program[0]} cannot be executed: {INSTALL}"
     wrong = None if installed is None else bad_file(installed.path)
     if wrong is not None:
-        yield f"launchd will not load the file at the next login, since {wrong}: {again}"
+        yield f"launchd will not load the file at the next login, since {wrong}: {INSTALL}"
     for job in jobs:
         yield from _of_job(job, installed, launchctl, crash_log)
 
@@ -100,7 +99,7 @@ def warnings(installed: Installed | None, jobs: list[Job], launchctl: Launchctl,
 def _of_job(job: Job, installed: Installed | None, launchctl: Launchctl, crash_log: Path) -> Iterator[str]:
     if installed is not None and job.arguments not in ((), installed.program):
         named = installed.program[0]
-        yield f"the loaded agent runs {job.arguments[0]}, the file names {named}: veloxquantctl service install"
+        yield f"the loaded agent runs {job.arguments[0]}, the file names {named}: {INSTALL}"
     if launchctl.disabled(job.domain):
         yield f"disabled, so it is not loaded at the next login: launchctl enable {job.target}"
     if job.pid is None and job.last_exit not in (None, "0"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veloxquant import paths
 from veloxquant.service.values import LABEL
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def launch_agent(env: paths.Env = os.environ) -> Path:
@@ -21,6 +24,4 @@ def crash_log(env: paths.Env = os.environ) -> Path:
 
 def unit_folder(env: paths.Env = os.environ) -> Path:
     """$XDG_CONFIG_HOME/systemd/user, by default under ~/.config (systemd.unit(5), UNIT FILE LOAD PATH)."""
-    given = env.get("XDG_CONFIG_HOME", "")
-    base = Path(given) if given.startswith("/") else paths.home(env) / ".config"
-    return base / "systemd" / "user"
+    return paths.xdg("XDG_CONFIG_HOME", ".config", env) / "systemd" / "user"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.errors import ServiceRefused
-from veloxquant.service import templates
+from veloxquant.service import files, templates
 from veloxquant.service.values import LABEL, Installed
 
 if TYPE_CHECKING:
@@ -90,6 +90,4 @@ def activated(path: Path) -> Path | None:
 
 
 def _unreadable(path: Path, why: str) -> ServiceRefused:
-    return ServiceRefused(
-        f"{path} is not veloxquant's agent: {why}", hint="move it away, then: veloxquantctl service install"
-    )
+    return files.not_ours(path, "agent", why)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from veloxquant import paths
 from veloxquant.errors import ServiceRefused
 from veloxquant.service import files, places, unit_file, values
-from veloxquant.service.values import SOCKET_UNIT, UNIT, Done, Order, Preview, State
+from veloxquant.service.values import INSTALL, SOCKET_UNIT, UNIT, Done, Order, Preview, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -185,7 +185,7 @@ class SystemdAgent:
     def _require_installed(self) -> list[str]:
         found = unit_file.installed(self.folder, self.home)
         if found is None:
-            raise ServiceRefused(f"{self.folder / UNIT} is not there", hint="veloxquantctl service install")
+            raise ServiceRefused(f"{self.folder / UNIT} is not there", hint=INSTALL)
         return [UNIT] if found.socket_unit is None else list(_UNITS)
 
     def _refuse_foreign(self) -> None:
@@ -241,22 +241,21 @@ def _stray(path: str) -> str:
     """A unit that runs and is not installed by us."""
     if Path(path).exists():
         return f"it runs from {path}, which veloxquantctl did not write"
-    return "it runs from a unit that is not there any more: veloxquantctl service install, or uninstall"
+    return f"it runs from a unit that is not there any more: {INSTALL}, or uninstall"
 
 
 def _warnings(installed: Installed | None, facts: Mapping[str, str], listening: Mapping[str, str]) -> Iterator[str]:
     """Sentences on an agent that is not as it should be, each with what to do."""
-    again = "veloxquantctl service install"
     if installed is None and _busy(facts):
         yield _stray(facts.get("FragmentPath", ""))
     if installed is None:
         return
     if not Path(installed.program[0]).is_file():
-        yield f"{installed.program[0]} is not there any more: {again}"
+        yield f"{installed.program[0]} is not there any more: {INSTALL}"
     if facts.get("NeedDaemonReload") == "yes":
         yield "systemd has not read the unit as it is now: veloxquantctl service restart"
     if facts.get("UnitFileState") not in ("enabled", ""):
-        yield f"{facts.get('UnitFileState')}, so it does not start at the next login: {again}"
+        yield f"{facts.get('UnitFileState')}, so it does not start at the next login: {INSTALL}"
     if facts.get("ActiveState") == "failed":
         way = values.LAST_WORDS.get(_last_exit(facts) or "", f"journalctl --user -u {UNIT} -n 20")
         yield f"it failed ({facts.get('Result')}): {way}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veloxquant.errors import ServiceRefused
-from veloxquant.service import templates, unit_text
+from veloxquant.service import files, templates, unit_text
 from veloxquant.service.values import SOCKET_UNIT, UNIT, Installed
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def load(path: Path) -> Mapping[str, Mapping[str, str]]:
         raise
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text in UTF-8"
-        raise refused(path, reason) from None
+        raise files.not_ours(path, "unit", reason) from None
 
 
 def installed(folder: Path, home: Path) -> Installed | None:
@@ -89,7 +89,7 @@ def installed(folder: Path, home: Path) -> Installed | None:
         return None
     program = unit_text.command(value, str(home))
     if not program or not Path(program[0]).name.startswith("veloxquant"):
-        raise refused(path, f"it runs {value or 'nothing'}")
+        raise files.not_ours(path, "unit", f"it runs {value or 'nothing'}")
     return Installed(
         manager="systemd", path=path, program=program, socket_unit=socket_unit if socket_unit.exists() else None
     )
@@ -102,11 +102,4 @@ def refuse_foreign_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if "X-Veloxquant" not in found:
-        raise refused(path, "it was not written by veloxquantctl")
-
-
-def refused(path: Path, why: str) -> ServiceRefused:
-    """The error for a file of our name that is somebody else's."""
-    return ServiceRefused(
-        f"{path} is not veloxquant's unit: {why}", hint="move it away, then: veloxquantctl service install"
-    )
+        raise files.not_ours(path, "unit", "it was not written by veloxquantctl")

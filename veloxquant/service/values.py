@@ -19,6 +19,9 @@ LAST_WORDS = {
 }
 """Exit status -> what to do, for those that the daemon gives with a reason of its own."""
 
+INSTALL = "veloxquantctl service install"
+"""What writes the agent's files anew and loads them, for hints."""
+
 Manager = Literal["launchd", "systemd"]
 
 
