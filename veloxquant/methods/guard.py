@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from veloxquant.errors import MethodRefused, VeloxError
@@ -20,6 +21,7 @@ from veloxquant.methods.timed import NoThread, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from veloxquant.profiles.calibration import Calibration
     from veloxquant.profiles.model import CachePart
@@ -40,7 +42,7 @@ _log = logging.getLogger(__name__)
 class Guarded(Method):
     """Delegates to a method and checks each answer; one that is not `trusted` has a time limit, and a thread for it.
 
-    `tripped` says why it is quarantined, else None.
+    `tripped` says why it is quarantined, else None. `noted` gives what surrounds each call of such a method.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Guarded(Method):
         parameters: Sequence[Parameter] = (),
         *,
         trusted: bool = False,
+        noted: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name, self.version, self.summary, self.paper = inner.name, inner.version, inner.summary, inner.paper
         self.batchable, self.trimmable = inner.batchable, inner.trimmable
@@ -58,6 +61,7 @@ class Guarded(Method):
         self.tripped: str | None = None
         self._inner = inner
         self._trusted = trusted
+        self._noted = noted
         self._variants = tuple(variants)
         self._parameters = tuple(parameters)
         self._answers: dict[tuple[Any, ...], Any] = {}
@@ -170,7 +174,8 @@ class Guarded(Method):
         if question in self._answers:
             return self._answers[question]  # type: ignore[no-any-return]
         began = time.perf_counter()
-        answer = self._fenced(what, lambda: within(LIMIT_S, "it", lambda: check(self._said(what, variant, *rest))))
+        with self._noted():
+            answer = self._fenced(what, lambda: within(LIMIT_S, "it", lambda: check(self._said(what, variant, *rest))))
         if len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
         self._answers[question] = answer

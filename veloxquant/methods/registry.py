@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from veloxquant import paths
 from veloxquant.errors import MethodNotFound, MethodRefused
-from veloxquant.methods import verdicts
+from veloxquant.methods import suspects, verdicts
 from veloxquant.methods.checks import check_parameters, check_variants
 from veloxquant.methods.discovery import discover
 from veloxquant.methods.fence import methods_of, quiet, reason_of
@@ -18,17 +20,23 @@ from veloxquant.methods.guard import Guarded
 from veloxquant.methods.plugin import Plugin, Quarantined
 from veloxquant.methods.plugin_files import PluginFiles, digest, look, site
 from veloxquant.methods.probe import Limits, Verdict, examine
+from veloxquant.methods.suspects import Calls
 from veloxquant.methods.timed import within
 from veloxquant.methods.upgrades import Imported, Running
 from veloxquant.profiles.model import ENGINE_OWN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from veloxquant.methods.method import Method, Variant
 
+    _Noted = Callable[[], AbstractContextManager[None]]
+
 _imported = Imported()
+_calls: dict[Path, Calls] = {}
+_ENDED = "a process ended amid one of its calls; after ten minutes a reload or a new process tries it again"
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,8 @@ def load(
     folder = paths.cache_dir() / "methods" if cache_dir is None else cache_dir
     files = {plugin: look(plugin) for plugin in wanted if not plugin.first_party}
     if tried is None:
+        if files:
+            _remember_accused(folder)
         judged = _judged(files, limits, folder)
     else:
         wanted = [plugin for plugin in wanted if plugin.key in tried]
@@ -148,7 +158,8 @@ def load(
             fenced.append(Quarantined(plugin.name, plugin.distribution, verdict.reason))
             continue
         try:
-            candidates += _candidates(runs.plugin, runs.stamp or "", import_timeout_s + hook_timeout_s)
+            noted = _noted(folder, plugin, files) if tried is None else nullcontext
+            candidates += _candidates(runs.plugin, runs.stamp or "", import_timeout_s + hook_timeout_s, noted)
         except MethodRefused as error:
             fenced.append(Quarantined(plugin.name, plugin.distribution, error.message))
             if plugin in files:
@@ -193,23 +204,42 @@ def _running(plugin: Plugin, files: Mapping[Plugin, PluginFiles]) -> Running:
     return _imported.renew(plugin, files[plugin].stamp) if plugin in files else Running(plugin, None)
 
 
-def _candidates(plugin: Plugin, stamp: str, limit_s: float) -> list[_Candidate]:
+def _remember_accused(folder: Path) -> None:
+    """What ended a process would end this one too."""
+    for plugin, stamp in suspects.accused(_calls_folder(folder)):
+        verdicts.remember(folder, plugin, stamp, Verdict(ok=False, reason=_ENDED))
+
+
+def _calls_folder(folder: Path) -> Path:
+    """Beside the verdicts."""
+    return folder.with_name(f"{folder.name}-calls")
+
+
+def _noted(folder: Path, plugin: Plugin, files: Mapping[Plugin, PluginFiles]) -> _Noted:
+    """What surrounds a call of the plugin: nothing for ours, and where its files cannot be told from later ones."""
+    stamp = files[plugin].stamp if plugin in files else None
+    if stamp is None:
+        return nullcontext
+    return partial(_calls.setdefault(folder, Calls(_calls_folder(folder))).under_way, plugin, stamp)
+
+
+def _candidates(plugin: Plugin, stamp: str, limit_s: float, noted: _Noted) -> list[_Candidate]:
     """Load the plugin in this process. Raises MethodRefused for anything it does wrong.
 
     One of ours is trusted; any other has limit_s, since what its probe saw may have been long ago.
     """
 
     def load_it() -> list[_Candidate]:
-        return [_candidate(plugin, method, stamp) for method in methods_of(plugin)]
+        return [_candidate(plugin, method, stamp, noted) for method in methods_of(plugin)]
 
-    with quiet():
+    with quiet(), noted():
         return load_it() if plugin.first_party else within(limit_s, "loading it", load_it)
 
 
-def _candidate(plugin: Plugin, method: Method, stamp: str) -> _Candidate:
+def _candidate(plugin: Plugin, method: Method, stamp: str, noted: _Noted) -> _Candidate:
     try:
         variants = check_variants(method)
-        fenced = Guarded(method, variants, check_parameters(method), trusted=plugin.first_party)
+        fenced = Guarded(method, variants, check_parameters(method), trusted=plugin.first_party, noted=noted)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
