@@ -6,7 +6,7 @@ coverage (extra `audit`) counts. Child processes count too, and so do those with
 of models: all see PYTHONPATH, and a `sitecustomize` on it starts coverage where the variable that asks for that is
 missing. A process that is killed leaves nothing. Prints one line of JSON for each room, and on standard error the lines
 of each file that nothing reached. Tests that hold to a clock or to memory may fail under it: they are named, and what
-they reached counts.
+they reached counts. A file that is written to meanwhile is counted wrong, and named.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,6 +85,7 @@ def measure(tests: Sequence[str], jobs: int) -> dict[str, File]:
         settings = prepare(folder)
         paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": os.pathsep.join(paths)}
+        began = time.time()
         command = ["-m", "pytest", "-p", "no:cacheprovider", "-rfE", "--tb=line", "-o", "timeout=600", *tests]
         spread = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
         done = subprocess.run([sys.executable, *command, *spread], cwd=REPOSITORY, env=env, check=False, stdout=2)
@@ -91,7 +93,15 @@ def measure(tests: Sequence[str], jobs: int) -> dict[str, File]:
             sys.exit(f"pytest ended with {done.returncode}")
         _coverage("combine", "--quiet", f"--rcfile={settings}")
         _coverage("json", "--quiet", f"--rcfile={settings}", "-o", str(folder / "found.json"))
-        return {file.path: file for file in files(json.loads((folder / "found.json").read_text(encoding="utf-8")))}
+        found = list(files(json.loads((folder / "found.json").read_text(encoding="utf-8"))))
+        for path in written_since(began, (file.path for file in found)):
+            print(f"# {path} was written to meanwhile: its lines are those of another text", file=sys.stderr)
+        return {file.path: file for file in found}
+
+
+def written_since(began: float, paths: Iterable[str]) -> list[str]:
+    """Those that are not as they were when the tests began, in seconds since the epoch."""
+    return [path for path in paths if (REPOSITORY / path).stat().st_mtime > began]
 
 
 def prepare(folder: Path) -> Path:

@@ -55,6 +55,15 @@ def test_missed_lines_are_told_as_spans() -> None:
     assert list(line_coverage.spans(())) == []
 
 
+def test_a_file_that_is_written_to_while_tests_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines have moved under what was counted."""
+    monkeypatch.setattr(line_coverage, "REPOSITORY", tmp_path)
+    for name, written in (("before.py", 1000), ("after.py", 1002)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (written, written))
+    assert line_coverage.written_since(1001.0, ("before.py", "after.py")) == ["after.py"]
+
+
 def test_a_process_whose_environment_was_cleaned_is_counted_too(tmp_path: Path) -> None:
     """Coverage is asked for while it starts, and of that nothing is left for what runs there."""
     settings = line_coverage.prepare(tmp_path)
