@@ -289,6 +289,32 @@ def test_status_and_reload(ctl: Run, fake: FakeTransport, example: SimpleNamespa
     assert (done.code, done.out) == (1, "generation 4, nothing changed\nwarning   the old one is kept\n")
 
 
+def test_metrics_are_printed_as_a_scraper_reads_them(ctl: Run, fake: FakeTransport) -> None:
+    """The daemon's text as it is, with one newline at its end; nobody else has such numbers."""
+    text = "# TYPE veloxquant_uptime_seconds gauge\nveloxquant_uptime_seconds 12\n"
+    fake.answers["metrics"] = answers.Metrics(content_type="text/plain; version=0.0.4", text=text)
+    assert ctl("metrics").out == text
+    shown = json.loads(ctl("metrics", "--json").out)
+    assert shown == {"schema": "veloxquant.metrics/1", "content_type": "text/plain; version=0.0.4", "text": text}
+    del fake.answers["metrics"]
+    assert ctl("metrics").code == 3
+
+
+def test_a_table_of_fits_is_shown_by_label(ctl: Run, fake: FakeTransport, example: SimpleNamespace) -> None:
+    """For people, a line for each variant."""
+    fake.answers["fit"] = example.fit
+    done = ctl("fit", "--model", "a/b")
+    assert (done.code, done.err) == (0, "")
+    assert {row.label for row in example.fit.rows} <= set(done.out.split())
+
+
+def test_nobody_waits_for_a_daemon_that_is_not_to_be_asked(ctl: Run) -> None:
+    """The two flags contradict each other; it ends at once."""
+    done = ctl("wait", "--no-daemon", "--timeout", "60s")
+    assert (done.code, done.out) == (3, "")
+    assert "leave --no-daemon out" in done.err
+
+
 def test_socket_prints_the_path_alone(ctl: Run, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For scripts; the flag wins over the environment, the environment over the default."""
     assert ctl("socket").out == f"{short_folder}/run/veloxquant/d.sock\n"
