@@ -43,12 +43,14 @@ SAMPLE = 300
 # mutmut with the collector of cycles off: around each call it sets a variable of the context, and CPython 3.11 dies
 # when a collection meanwhile ends a generator whose own call does the same.
 # An example that shows a fault is not made smaller, which takes longer than finding it. Faults are run in the order
-# given and not the quick ones first, so that a run which is cut short has judged a fair sample.
+# given and not the quick ones first, so that a run which is cut short has judged a fair sample. A loop that never ends
+# may heap up objects: 4 GiB are enough for any test that ends.
 MUTMUT = """
-import gc, signal, sys
+import gc, resource, signal, sys
 from hypothesis import Phase, settings
 from mutmut import __main__ as program
 gc.disable()
+resource.setrlimit(resource.RLIMIT_DATA, (2**32, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 settings.register_profile("mutation", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 program.estimated_worst_case_time = sys.argv.index
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where this was started in the background
@@ -95,7 +97,8 @@ pytest_add_cli_args_test_selection = {tests}
 use_setproctitle = false
 track_dependencies = false
 use_git_change_detection = false
-timeout_constant = 30.0
+timeout_constant = 60.0
+timeout_multiplier = 4.0
 """
 
 

@@ -134,7 +134,7 @@ def test_a_writer_undoes_what_was_left_before_it_writes(held: BenchmarkDatabase)
     assert found == before
 
 
-def test_what_others_put_after_a_killed_merge_stays(held: BenchmarkDatabase) -> None:
+def test_what_others_put_after_an_interrupted_merge_stays(held: BenchmarkDatabase) -> None:
     """In the place of what it had deleted, of what it had replaced, and of what it had added."""
     before = files(held)
     left_over(held, {"r10": INCOMING[10], "r1": INCOMING[1], "r2": INCOMING[2]}, deleted=["r0", "r3"])

@@ -87,7 +87,7 @@ def _is_free(db: BenchmarkDatabase) -> bool:
     return True
 
 
-def test_an_index_that_another_program_keeps_writing(db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_another_keeps_writing(db: BenchmarkDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made twice beside the other, then with the other kept out, and then that is said."""
     db.save()
     stamps = iter(range(100))
