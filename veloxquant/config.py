@@ -24,6 +24,8 @@ from veloxquant.errors import MAX_WHOLE, ConfigInvalid, InvalidParams, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+PREFIX = "VELOXQUANT_"
+"""Of every environment variable of ours."""
 _MAX_FILE_BYTES = 2**20
 _SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? ?([KMGTP]i?)?[Bb]?$"
 _TIME_PATTERN = r"^[0-9]+(\.[0-9]+)? ?(ms|s|m|h|d)?$"
@@ -117,7 +119,7 @@ _LEAVES: dict[str, Any] = {
     for key, kind in get_type_hints(struct, include_extras=True).items()
 }
 _DEFAULT_LOG = "default"
-_SHORT_NAMES = {"VELOXQUANT_SOCKET": "socket.path", "VELOXQUANT_RECORDS": "records.directory"}
+_SHORT_NAMES = {paths.SOCKET_VARIABLE: "socket.path", "VELOXQUANT_RECORDS": "records.directory"}
 _OTHER_VARIABLES = frozenset({"VELOXQUANT_CONFIG", "VELOXQUANT_PLUGINS", "VELOXQUANT_TRACE_HOOKS", "VELOXQUANT_PAGER"})
 _WORDS = (
     (Size, 'a size such as "512MiB"'),
@@ -187,7 +189,7 @@ def keys() -> tuple[str, ...]:
 
 def variable(key: str) -> str:
     """The environment variable of a dotted key: "daemon.log_level" is VELOXQUANT_DAEMON_LOG_LEVEL."""
-    return f"VELOXQUANT_{key.replace('.', '_').upper()}"
+    return f"{PREFIX}{key.replace('.', '_').upper()}"
 
 
 def socket_of(config: Config, env: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
@@ -195,7 +197,7 @@ def socket_of(config: Config, env: Mapping[str, str] = os.environ, platform: str
 
     Raises SocketRefused as `paths.socket_path` does.
     """
-    return paths.socket_path(config.socket.path, {k: v for k, v in env.items() if k != "VELOXQUANT_SOCKET"}, platform)
+    return paths.socket_path(config.socket.path, {k: v for k, v in env.items() if k != paths.SOCKET_VARIABLE}, platform)
 
 
 def log_file_of(config: Config, env: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path | None:
@@ -239,9 +241,9 @@ def _file_layer(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> 
 def _env_layer(env: Mapping[str, str]) -> Iterator[_Written]:
     """(key, origin, value) of every variable of ours; the short names come last and win. Empty means not given."""
     known = {variable(key): key for key in _LEAVES}
-    ours = sorted(name for name in env if name.startswith("VELOXQUANT_") and env[name])
+    ours = sorted(name for name in env if name.startswith(PREFIX) and env[name])
     for name in ours:
-        section = name.removeprefix("VELOXQUANT_").partition("_")[0].lower()
+        section = name.removeprefix(PREFIX).partition("_")[0].lower()
         if name in known:
             yield known[name], _Origin(name, name), _from_text(known[name], env[name])
         elif section in _SECTIONS and name not in _SHORT_NAMES and name not in _OTHER_VARIABLES:

@@ -16,6 +16,7 @@ from veloxquant.errors import ConfigInvalid, SocketRefused
 
 APP = "veloxquant"
 SOCKET_NAME = "d.sock"
+SOCKET_VARIABLE = "VELOXQUANT_SOCKET"
 
 # <sys/un.h>: sun_path holds 104 bytes on macOS and the BSDs, 108 on Linux, the closing NUL included.
 _DARWIN_SOCKET_BYTES = 103
@@ -36,9 +37,9 @@ def socket_path(config_value: str | None = None, env: Env = os.environ, platform
 
     Raises SocketRefused for a path that is relative, holds a NUL, or is longer than the system allows.
     """
-    given = env.get("VELOXQUANT_SOCKET")
+    given = env.get(SOCKET_VARIABLE)
     if given:
-        return _checked_socket(_expand(given, env), "VELOXQUANT_SOCKET", env, platform)
+        return _checked_socket(_expand(given, env), SOCKET_VARIABLE, env, platform)
     if config_value:
         return _checked_socket(_expand(config_value, env), "the socket path", env, platform)
     return _checked_socket(_default_socket(env, platform), "the default socket path", env, platform)

@@ -8,7 +8,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from veloxquant import ownership
-from veloxquant.config import log_file_of, variables
+from veloxquant.config import PREFIX, log_file_of, variables
 from veloxquant.ctl import log_lines
 from veloxquant.ctl.finding import Finding, away, existing, failed, note, ok, way_to_write
 from veloxquant.units import format_size
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from veloxquant.config import Config
 
-_PREFIX = "VELOXQUANT_"
 _OURS = frozenset({"VELOXQUANT_TRACEBACK", "VELOXQUANT_NO_SKIP", "VELOXQUANT_SMOLLM2_WHEEL", "VELOXQUANT_PEER_PYTHON"})
 """Read by veloxquantctl, the tests and the benches, and no settings."""
 _LOG_BYTES = 20 * 10**6
@@ -30,9 +29,9 @@ def environment(_config: Config) -> Finding:
     import difflib
 
     known = variables() | _OURS
-    strange = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
+    strange = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     if not strange:
-        count = sum(name.startswith(_PREFIX) for name in os.environ)
+        count = sum(name.startswith(PREFIX) for name in os.environ)
         return ok(f"{count} VELOXQUANT_ variables, all of them known" if count else "no VELOXQUANT_ variable is set")
     near = difflib.get_close_matches(strange[0], known, n=1)
     meant = f"did you mean {near[0]}? " if near else ""

@@ -24,5 +24,5 @@ def run(session: Session) -> int:
     else:
         session.terminal.say(f"generation {done.generation}, {'changed' if done.changed else 'nothing changed'}")
         for warning in done.warnings:
-            session.terminal.say(f"{session.terminal.paint('yellow', 'warning')}   {warning}")
+            session.terminal.say(session.terminal.warning(warning))
     return 1 if done.warnings else 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from veloxquant import __version__, service
 from veloxquant.client import Client
 from veloxquant.errors import InvalidParams, NotAnswering, NotRunning, ProtocolUnsupported
+from veloxquant.paths import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +102,7 @@ def _order(session: Session) -> service.Order:
         socket_of(session.config),
         os.environ,
         named=options.program,
-        socket_given=bool(options.socket or os.environ.get("VELOXQUANT_SOCKET")),
+        socket_given=bool(options.socket or os.environ.get(SOCKET_VARIABLE)),
         activation=activation,
         variables=options.env,
     )
@@ -201,7 +202,7 @@ def _show(state: service.State, answering: Serving | None, warnings: list[str], 
         if text:
             terminal.say(f"{subject:<9} {text}")
     for warning in warnings:
-        terminal.say(f"{terminal.paint('yellow', 'warning')}   {warning}")
+        terminal.say(terminal.warning(warning))
 
 
 def _print(session: Session, preview: service.Preview) -> int:

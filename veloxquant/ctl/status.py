@@ -71,7 +71,7 @@ def subjects(status: Status, terminal: Terminal) -> list[str]:
 
 def warnings(status: Status, terminal: Terminal) -> list[str]:
     """A line on each thing that a person should look at."""
-    return [f"{terminal.paint('yellow', 'warning')}   {warning}" for warning in status.warnings]
+    return [terminal.warning(text) for text in status.warnings]
 
 
 def _interval_s(text: str | None) -> float:

@@ -76,6 +76,10 @@ class Terminal:
         body: Mapping[str, Any] = {"schema": schema, **{k: v for k, v in plain.items() if k != "schema"}}
         self.say(msgspec.json.encode(body).decode())
 
+    def warning(self, text: str) -> str:
+        """A line of data on what a person should look at, aligned with lines that begin with a subject."""
+        return f"{self.paint('yellow', 'warning')}   {text}"
+
     def note(self, text: str) -> None:
         """Something worth knowing that is no data."""
         if not self.quiet:

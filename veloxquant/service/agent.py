@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from veloxquant import config
 from veloxquant.errors import AlreadyRunning, ConfigInvalid, ServiceRefused, ServiceUnavailable, SocketRefused
+from veloxquant.paths import SOCKET_VARIABLE
 from veloxquant.service.command import Command
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from veloxquant.service.values import Done, Installed, Order, Preview, State
 
-_SOCKET_FLAG, _SOCKET = "--socket", "VELOXQUANT_SOCKET"
+_SOCKET_FLAG = "--socket"
 
 
 class Agent(Protocol):
@@ -75,7 +76,9 @@ def served(installed: Installed | None, env: Mapping[str, str] = os.environ) -> 
         if flag == _SOCKET_FLAG:
             return Path(value)
     try:
-        return config.socket_of(config.load(env={name: text for name, text in env.items() if name != _SOCKET}), env)
+        return config.socket_of(
+            config.load(env={name: text for name, text in env.items() if name != SOCKET_VARIABLE}), env
+        )
     except (ConfigInvalid, SocketRefused):
         return None
 

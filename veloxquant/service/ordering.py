@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from veloxquant.config import PREFIX
 from veloxquant.errors import InvalidParams
+from veloxquant.paths import SOCKET_VARIABLE
 from veloxquant.service import files, program
 from veloxquant.service.values import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-
-PREFIX = "VELOXQUANT_"
-_SOCKET = "VELOXQUANT_SOCKET"
 
 
 def order(
@@ -34,18 +33,20 @@ def order(
     files.refuse_open_folder(socket)
     found = program.find(named, started_as, env)
     program.check(found)
-    words = (found, "--socket", str(socket)) if socket_given or _SOCKET in variables else (found,)
+    words = (found, "--socket", str(socket)) if socket_given or SOCKET_VARIABLE in variables else (found,)
     return Order(
         program=words,
         activated=socket if activation else None,
-        environment={name: _value(name, env) for name in variables if name != _SOCKET},
+        environment={name: _value(name, env) for name in variables if name != SOCKET_VARIABLE},
     )
 
 
 def notes(given: Order, env: Mapping[str, str]) -> Iterator[str]:
     """Sentences on what a user may not expect of the order."""
     yield from program.doubts(given.program[0])
-    left_out = sorted(name for name in env if name.startswith(PREFIX) and name not in (*given.environment, _SOCKET))
+    left_out = sorted(
+        name for name in env if name.startswith(PREFIX) and name not in (*given.environment, SOCKET_VARIABLE)
+    )
     if left_out:
         flags = " ".join(f"--env {name}" for name in left_out)
         yield f"the agent does not see {', '.join(left_out)}: {flags} hands it over, or put it into the configuration"
