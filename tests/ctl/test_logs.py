@@ -15,7 +15,7 @@ from veloxquant import paths
 from veloxquant.ctl import log_lines, logs
 from veloxquant.ctl.log_lines import Follower
 from veloxquant.ctl.terminal import Terminal
-from veloxquant.errors import NotRunning
+from veloxquant.errors import ConfigInvalid, NotRunning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -198,6 +198,29 @@ def test_without_a_log_it_says_so(ctl: Run, log: Path) -> None:
     done = ctl("logs")
     assert done.code == 1
     assert "turned off" in done.err
+
+
+@pytest.mark.parametrize("make", ["pipe", "folder"])
+def test_what_is_no_file_is_refused_and_waited_for_by_nobody(ctl: Run, log: Path, make: str) -> None:
+    """A pipe that nobody writes to would hold us for ever; the setting is named."""
+    os.mkfifo(log) if make == "pipe" else log.mkdir()
+    done = ctl("logs")
+    assert done.code == 2
+    assert f"the log {log} cannot be read: it is not a regular file" in done.err
+    assert "doctor" in done.err
+
+
+def test_a_pipe_among_the_older_files_is_passed_over(ctl: Run, log: Path) -> None:
+    """One that takes the log's own place while that is followed is refused."""
+    write(log, range(2))
+    os.mkfifo(log.with_name(f"{log.name}.1"))
+    assert shown(ctl("logs", "--json")) == [0, 1]
+    follower = Follower(log)
+    log.unlink()
+    os.mkfifo(log)
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        list(follower.poll())
+    follower.close()
 
 
 def test_the_running_daemon_knows_its_log_best(

@@ -12,6 +12,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veloxquant.errors import ConfigInvalid
+from veloxquant.plain_file import NotPlain, open_plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
@@ -48,7 +51,10 @@ def backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 
 class Follower:
-    """A log from this moment: what stood in it, and what is added. `poll` is called now and then; it never waits."""
+    """A log from this moment: what stood in it, and what is added. `poll` is called now and then; it never waits.
+
+    Making one and polling raise ConfigInvalid for what is no plain file or cannot be read.
+    """
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -66,7 +72,7 @@ class Follower:
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 yield from backwards(file, self._place)
         for older in files(self._log):
-            with contextlib.suppress(FileNotFoundError), older.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError, NotPlain), open_plain(older) as file:
                 if own is None or not os.path.samestat(os.fstat(file.fileno()), own):
                     yield from backwards(file, file.seek(0, os.SEEK_END))
 
@@ -89,10 +95,19 @@ class Follower:
         self._descriptor = -1
 
     def _open(self, *, at_end: bool) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._descriptor = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
-            self._place = os.fstat(self._descriptor).st_size if at_end else 0
-            self._head = os.pread(self._descriptor, min(_HEAD_BYTES, self._place), 0)
+        try:
+            with open_plain(self._log) as file:
+                self._descriptor = os.dup(file.fileno())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigInvalid(
+                f"the log {self._log} cannot be read: {error.strerror}",
+                hint="veloxquantctl doctor says what to do about it",
+                field="daemon.log_file",
+            ) from None
+        self._place = os.fstat(self._descriptor).st_size if at_end else 0
+        self._head = os.pread(self._descriptor, min(_HEAD_BYTES, self._place), 0)
 
     def _read(self) -> Iterator[bytes]:
         if self._descriptor < 0:
@@ -138,8 +153,8 @@ class Follower:
 
     def _whole(self, file: Path) -> Iterator[bytes]:
         yield from self._last()
-        with contextlib.suppress(FileNotFoundError):
-            yield from file.read_bytes().removesuffix(b"\n").split(b"\n")
+        with contextlib.suppress(FileNotFoundError, NotPlain), open_plain(file) as older:
+            yield from older.read().removesuffix(b"\n").split(b"\n")
 
 
 def _same(file: Path, own: os.stat_result) -> bool:

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(session: Session) -> int:
-    """Show the last lines, then follow. 1 when there is no log and none is waited for."""
+    """Show the last lines, then follow. 1 when there is none and none is waited for. Raises ConfigInvalid (exit 2)."""
     log = place(session)
     follow = session.options.follow
     if log is None:
