@@ -33,11 +33,12 @@ END
 
 @pytest.fixture
 def ender(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A method that ends its process over a width of heads that no trial has; gives a call of it in a process."""
+    """A method that ends its process, or stops it, over widths that no trial has; gives a call of it in a process."""
     site = short_folder / "site"
     site.mkdir()
-    source = "import os\n" + head("ender").replace(
-        "return float(variant", "os._exit(0) if part.key_width == 999 else None; return float(variant", 1
+    deeds = "999: lambda: os._exit(0), 998: lambda: re.match('(a+)+$', 'a' * 64 + 'b')"
+    source = "import os, re\n" + head("ender").replace(
+        "return float(variant", f"{{{deeds}}}.get(part.key_width, int)(); return float(variant", 1
     )
     module = lay_out(site, "ender", source + HOOK).stem
     monkeypatch.syspath_prepend(str(site))
@@ -66,6 +67,15 @@ def test_what_ended_a_process_is_out_in_the_next_one_for_a_while(ender: Any, mon
     now = verdicts.time.time()
     monkeypatch.setattr(verdicts.time, "time", lambda: now + verdicts.BAD_FOR_S + 1)
     assert ready()
+
+
+def test_a_call_that_stops_the_interpreter_ends_the_process(ender: Any) -> None:
+    """Where that is wanted (the daemon): a loop in native code that keeps the interpreter's lock stops each thread."""
+    begin = "from veloxquant.methods.suspects import Calls; Calls.stuck_s = 0.5"
+    assert ender(64, begin=begin, end="import time; time.sleep(1); sys.exit(5)") == 5, "a call that ends is no cause"
+    assert ready()
+    assert ender(998, begin=begin) == 1
+    assert not ready()
 
 
 @pytest.mark.parametrize(("begin", "status"), [("", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)])

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LINGER_S = 0.2
+_STUCK_S = 30.0
+"""A plugin's call is left to itself after a second; one that nothing can leave ends the daemon, which starts again."""
 
 
 PROGRAM = "veloxquantd"
@@ -53,7 +55,9 @@ def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
         import asyncio
 
         from veloxquant.daemon.server import serve  # after the log: what loads from here on may have something to say
+        from veloxquant.methods.suspects import Calls
 
+        Calls.stuck_s = _STUCK_S
         place = paths.config_file() if options.config is None else Path(options.config).absolute()
         status = asyncio.run(serve(config, config_path=place, read_config=lambda: _config(options)))
     finally:

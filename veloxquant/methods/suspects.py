@@ -5,12 +5,16 @@ code, a loop there that only a kill ends. Nothing in the process can catch that.
 each plugin how many of its calls are under way, and the file outlives its process. Whoever loads plugins next finds it,
 and the plugin is out for as long as a bad verdict lasts. A process that ends by itself takes its file along; one killed
 from outside amid a call accuses an innocent plugin, for those ten minutes.
+
+A loop in native code that keeps the interpreter's lock stops every thread, so that only a clock outside the interpreter
+can end it (`Calls.stuck_s`, faulthandler): the daemon does, and whoever manages it starts the next one.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import fcntl
 import json
 import mmap
@@ -19,7 +23,7 @@ import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from veloxquant import ownership, plain_file
 from veloxquant.methods.plugin import Plugin
@@ -44,11 +48,15 @@ class Accused(NamedTuple):
 class Calls:
     """This process's file in one folder, made with the first plugin; without a disk nothing is noted."""
 
+    stuck_s: ClassVar[float | None] = None
+    """Seconds in calls without any beginning or ending after which the process ends with status 1; None for never."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._map: mmap.mmap | None = None
         self._opened = False
+        self._running = 0
         self._end = _COUNTS
         self._places: dict[Accused, int] = {}
 
@@ -63,9 +71,21 @@ class Calls:
             self._count(place, -1)
 
     def _count(self, place: int | None, more: int) -> None:
-        if place is not None and self._map is not None:
-            with self._lock:
+        with self._lock:
+            self._running += more
+            self._set_clock()
+            if place is not None and self._map is not None:
                 self._map[place] = min(max(self._map[place] + more, 0), _MOST_CALLS)
+
+    def _set_clock(self) -> None:
+        """Anew with each call that begins or ends: while they do, the interpreter runs."""
+        if self.stuck_s is None:
+            return
+        with contextlib.suppress(ValueError, RuntimeError, AttributeError):  # no standard error to write to
+            if self._running:
+                faulthandler.dump_traceback_later(self.stuck_s, exit=True)
+            else:
+                faulthandler.cancel_dump_traceback_later()
 
     def _place(self, what: Accused) -> int | None:
         """Where the plugin's calls are counted, None where there is no room or no disk."""
