@@ -11,15 +11,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class NotPlain(OSError):
+class _Refused(OSError):
+    """`strerror` says why of "it", the text of the file's name."""
+
+    def __init__(self, number: int, path: Path, why: str) -> None:
+        super().__init__(number, f"it {why}")
+        self._text = f"{path} {why}"
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class NotPlain(_Refused):
     """What is there is no regular file."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(errno.EINVAL, "it is not a regular file")
-        self.path = path
+        super().__init__(errno.EINVAL, path, "is not a regular file")
 
-    def __str__(self) -> str:
-        return f"{self.path} is not a regular file"
+
+class TooLong(_Refused):
+    """The file has more than was to be read."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        super().__init__(errno.EFBIG, path, f"is longer than {most_bytes} bytes")
 
 
 def open_plain(path: Path, *, follow_link: bool = True) -> BinaryIO:
@@ -36,9 +50,9 @@ def open_plain(path: Path, *, follow_link: bool = True) -> BinaryIO:
 
 
 def read(path: Path, most_bytes: int) -> bytes:
-    """All of the file. Raises OSError, also for one that is longer, whatever length it states (/proc states 0)."""
+    """All of the file. Raises OSError, TooLong for one that is longer, whatever length it states (/proc states 0)."""
     with open_plain(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise OSError(f"{path} is longer than {most_bytes} bytes")
+        raise TooLong(path, most_bytes)
     return data

@@ -19,8 +19,10 @@ def test_a_plain_file_is_read_up_to_a_length(tmp_path: Path) -> None:
     place = tmp_path / "file"
     place.write_bytes(b"12345")
     assert plain_file.read(place, 5) == b"12345"
-    with pytest.raises(OSError, match="longer than 4 bytes"):
+    with pytest.raises(plain_file.TooLong) as caught:
         plain_file.read(place, 4)
+    assert str(caught.value) == f"{place} is longer than 4 bytes"
+    assert caught.value.strerror == "it is longer than 4 bytes"
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe"])
@@ -29,7 +31,9 @@ def test_what_is_not_plain_is_told_at_once(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "there"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    {"folder": place.mkdir, "pipe": lambda: pipe.rename(place), "link to a pipe": lambda: place.symlink_to(pipe)}[kind]()
+    {"folder": place.mkdir, "pipe": lambda: pipe.rename(place), "link to a pipe": lambda: place.symlink_to(pipe)}[
+        kind
+    ]()
     with pytest.raises(plain_file.NotPlain) as caught:
         plain_file.open_plain(place)
     assert str(caught.value) == f"{place} is not a regular file"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from veloxquant.errors import ServiceFailed, ServiceRefused
-from veloxquant.service import files, launchd_faults
-from veloxquant.service.values import LABEL
+from veloxquant.service import files, installed, launchd_faults, places
+from veloxquant.service.values import LABEL, UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,3 +146,19 @@ def test_launchd_takes_no_link(tmp_path: Path) -> None:
     real.write_bytes(plistlib.dumps({"Label": LABEL, "ProgramArguments": ["/x"]}))
     (tmp_path / "a.plist").symlink_to(real)
     assert launchd_faults.bad_file(tmp_path / "a.plist") == "not a plain file"
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+@pytest.mark.parametrize("what", ["pipe", "endless"])
+def test_what_is_no_file_of_the_agents_is_refused_at_once(tmp_path: Path, platform: str, what: str) -> None:
+    """A pipe in its place makes nobody wait, and a file of any size is not read to its end."""
+    env = {"HOME": str(tmp_path)}
+    place = places.launch_agent(env) if platform == "darwin" else places.unit_folder(env) / UNIT
+    place.parent.mkdir(parents=True)
+    if what == "pipe":
+        os.mkfifo(place)
+    else:
+        place.write_bytes(b" " * (files.MOST_BYTES + 1))
+    with pytest.raises(ServiceRefused, match="regular file" if what == "pipe" else "longer than"):
+        installed(env, platform)
+    assert not files.same(place, b"")

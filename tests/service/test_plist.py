@@ -122,5 +122,5 @@ def test_an_agent_without_a_program_is_refused(content: dict[str, Any]) -> None:
 def test_a_folder_in_place_of_the_file_is_refused() -> None:
     """Not a traceback."""
     places.launch_agent().mkdir(parents=True)
-    with pytest.raises(ServiceRefused, match="Is a directory"):
+    with pytest.raises(ServiceRefused, match="it is not a regular file"):
         installed(platform="darwin")

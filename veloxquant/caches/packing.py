@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 WORD_BITS = 32
-_TABLE_BITS = 12
-"""Most bits of one table index: 4,096 rows, small enough for a first-level processor cache."""
 
 
 def words(width: int, bits: int) -> int:
@@ -106,6 +104,7 @@ def _table(bits: int, values: tuple[float, ...]) -> tuple[int, mx.array]:
     """How many codes one index covers, and the values of all such codes: (2**(bits x together), together) float32."""
     import mlx.core as mx
 
+    # At most 12 bits an index: 4,096 rows, small enough for a first-level processor cache.
     together = {1: 8, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2}.get(bits, 1)
     rows = [row[::-1] for row in product(values, repeat=together)]  # the first code is in the lowest bits
     table = mx.array(rows, dtype=mx.float32)

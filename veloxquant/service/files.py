@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from veloxquant import ownership, socket_probe
+from veloxquant import ownership, plain_file, socket_probe
 from veloxquant.errors import ServiceFailed, ServiceRefused
 from veloxquant.service.values import INSTALL
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MODE = 0o644
 """launchd loads no agent that its group or others could write; systemd warns of files that others cannot read."""
+MOST_BYTES = 2**20
+"""Of a file that is read: the agent's have a few thousand."""
 _STAGED = ".new"
 
 
@@ -46,7 +48,7 @@ def exclusively(folder: Path) -> Iterator[None]:
 def same(path: Path, content: bytes) -> bool:
     """Whether the file holds exactly these bytes and others cannot write it."""
     try:
-        return path.read_bytes() == content and not path.stat().st_mode & 0o022
+        return plain_file.read(path, MOST_BYTES) == content and not path.stat().st_mode & 0o022
     except OSError:
         return False
 

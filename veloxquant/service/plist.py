@@ -6,8 +6,10 @@ import plistlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from veloxquant import plain_file
 from veloxquant.errors import ServiceRefused
 from veloxquant.service import files, templates
+from veloxquant.service.files import MOST_BYTES
 from veloxquant.service.values import LABEL, Installed
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def render(order: Order, crash_log: Path) -> bytes:
 def load(path: Path) -> dict[str, Any]:
     """The dictionary in a property list. Raises ServiceRefused; FileNotFoundError where there is none."""
     try:
-        found = plistlib.loads(path.read_bytes())
+        found = plistlib.loads(plain_file.read(path, MOST_BYTES))
     except FileNotFoundError:
         raise
     except OSError as error:

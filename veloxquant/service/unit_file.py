@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veloxquant import plain_file
 from veloxquant.errors import ServiceRefused
 from veloxquant.service import files, templates, unit_text
+from veloxquant.service.files import MOST_BYTES
 from veloxquant.service.values import SOCKET_UNIT, UNIT, Installed
 
 if TYPE_CHECKING:
@@ -72,12 +74,13 @@ def _holdable(text: str) -> None:
 def load(path: Path) -> Mapping[str, Mapping[str, str]]:
     """Section -> key -> value. Raises ServiceRefused; FileNotFoundError where there is no file."""
     try:
-        return unit_text.sections(path.read_text(encoding="utf-8"))
+        text = plain_file.read(path, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text in UTF-8"
         raise files.not_ours(path, "unit", reason) from None
+    return unit_text.sections(text.replace("\r\n", "\n"))
 
 
 def installed(folder: Path, home: Path) -> Installed | None:
