@@ -287,6 +287,17 @@ def test_warnings_stay_where_rows_are_few(
     assert [line.split()[0] for line in shown] == seen
 
 
+def test_a_line_break_within_a_line_takes_a_row(pty: Pty, example: SimpleNamespace) -> None:
+    """A folder may have one in its name; rows are counted with it."""
+    pty.resize(120, 12)
+    found = msgspec.structs.replace(example.status, warnings=("/a\n/b is not used", "another"))
+    status_watch._Screen(Terminal(pty, io.StringIO(), color="never")).draw(found)
+    *_, first, second, third, last, free = picture(pty.getvalue(), 12)
+    assert [first.split()[0], second, third.split()[-1]] == ["warning", "/b is not used", "another"]
+    assert last.startswith("2 lines left out")
+    assert free == ""
+
+
 def test_a_terminal_that_grows_shows_all_again(pty: Pty, example: SimpleNamespace) -> None:
     """Within an interval, without a change at the daemon."""
     screen = status_watch._Screen(Terminal(pty, io.StringIO(), color="never"))

@@ -110,6 +110,11 @@ def _fitting(subjects: list[str], warnings: list[str], rows: int | None) -> list
     return [*told, *warned, f"{left_out}{which}: the terminal has no more rows"]
 
 
+def _rows(lines: list[str]) -> list[str]:
+    """The same without line breaks within one, such as a folder's name may have."""
+    return "\n".join(lines).splitlines()
+
+
 class _Screen:
     """Where states are drawn: over the last one on a terminal, else one below the other."""
 
@@ -123,8 +128,8 @@ class _Screen:
         if terminal.json:
             terminal.value(status.schema, status)
         elif terminal.in_place:
-            lines = _fitting(subjects(status, terminal), warnings(status, terminal), terminal.rows)
-            terminal.redraw(lines, first=not self._drawn)
+            told, warned = (_rows(of(status, terminal)) for of in (subjects, warnings))
+            terminal.redraw(_fitting(told, warned, terminal.rows), first=not self._drawn)
         else:
             if self._drawn:
                 terminal.say()
