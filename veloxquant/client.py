@@ -216,7 +216,7 @@ class Client:
         if answer.protocol != messages.PROTOCOL:
             raise ProtocolUnsupported(
                 f"the daemon speaks protocol {answer.protocol}, this client {messages.PROTOCOL}",
-                hint="install the same veloxquant version on both sides",
+                hint=messages.SAME_VERSION,
                 field="protocol",
             )
         return answer
@@ -344,5 +344,5 @@ def _of_schema(schema: str | None, answer: T) -> T:
         return answer
     raise ProtocolUnsupported(
         f"the daemon answers in {quoted(found)}, this client reads {schema}",
-        hint="install the same veloxquant version on both sides",
+        hint=messages.SAME_VERSION,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -208,6 +209,20 @@ def test_what_is_no_file_is_refused_and_waited_for_by_nobody(ctl: Run, log: Path
     assert done.code == 2
     assert f"the log {log} cannot be read: it is not a regular file" in done.err
     assert "doctor" in done.err
+
+
+def test_a_log_that_may_not_be_looked_at_is_not_an_absent_one(
+    ctl: Run, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that others made is no reason to say that no daemon has run."""
+
+    def shut(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(log_lines, "open_plain", shut)
+    done = ctl("logs")
+    assert done.code == 2
+    assert f"the log {log} cannot be read: Permission denied" in done.err
 
 
 def test_a_pipe_among_the_older_files_is_passed_over(ctl: Run, log: Path) -> None:

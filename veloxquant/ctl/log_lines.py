@@ -64,6 +64,11 @@ class Follower:
         self._head = b""
         self._open(at_end=True)
 
+    @property
+    def found(self) -> bool:
+        """Whether there is a log yet."""
+        return self._descriptor >= 0
+
     def before(self) -> Iterator[bytes]:
         """Every line up to this moment, the last first, from older files too; what was deleted is passed over."""
         own = None

@@ -46,16 +46,17 @@ def run(session: Session) -> int:
     if log is None:
         session.terminal.note('the log is turned off: daemon.log_file is ""')
         return 1
-    if not log.exists():
-        session.terminal.note(f"there is no log at {log}{', waiting for it' if follow else ': no daemon has run here'}")
-        if not follow:
-            return 1
     follower = log_lines.Follower(log)
     try:
-        _show(follower, session.options, session.terminal)
+        if not follower.found:
+            then = ", waiting for it" if follow else ": no daemon has run here"
+            session.terminal.note(f"there is no log at {log}{then}")
+        if follower.found or follow:
+            _show(follower, session.options, session.terminal)
+            return 0
     finally:
         follower.close()
-    return 0
+    return 1
 
 
 def place(session: Session) -> Path | None:

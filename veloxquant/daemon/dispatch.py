@@ -144,7 +144,7 @@ class Dispatch:
             asked = ", ".join(str(version) for version in params.protocol)
             raise ProtocolUnsupported(
                 f"protocol {asked} was asked for, this daemon speaks {PROTOCOL} to {PROTOCOL}",
-                hint="install the same veloxquant version on both sides",
+                hint=messages.SAME_VERSION,
                 field="protocol",
             )
         return Hello(

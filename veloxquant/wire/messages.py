@@ -138,7 +138,7 @@ _ENCODER = msgspec.json.Encoder()
 
 _PATH = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _NAMED = re.compile(r"^Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
-_SAME_VERSION = "install the same veloxquant version on both sides"
+SAME_VERSION = "install the same veloxquant version on both sides"
 _WORKLOAD_FIELDS = frozenset(msgspec.structs.asdict(PlanParams(model=ModelParams(id="x")).workload))
 
 
@@ -251,7 +251,7 @@ def _checked(read: Callable[[], T], wrong: type[VeloxError], what: str, kind: An
     except ValueError as problem:  # malformed JSON, bad UTF-8, a number of thousands of digits
         text = str(problem)
     if wrong is NotAnswering:
-        raise NotAnswering(f"{what} cannot be read: {text}", hint=_SAME_VERSION)
+        raise NotAnswering(f"{what} cannot be read: {text}", hint=SAME_VERSION)
     raise ParseError(f"{what} cannot be read: {text}", hint="send one JSON object in UTF-8 on one line")
 
 
@@ -261,7 +261,7 @@ def _invalid(wrong: type[VeloxError], what: str, text: str, kind: Any) -> VeloxE
     reason = text[: path.start()] if path else text
     parts = [path.group(1).lstrip(".")] if path and path.group(1) else []
     named = _NAMED.match(reason)
-    hint = _SAME_VERSION if wrong is NotAnswering else _way_out(kind, parts[0].split(".") if parts else [], named)
+    hint = SAME_VERSION if wrong is NotAnswering else _way_out(kind, parts[0].split(".") if parts else [], named)
     if named is not None:
         parts.append(named.group(2))
         reason = f"{'unknown' if named.group(1) == 'contains unknown' else 'missing'} field {'.'.join(parts)!r}"
