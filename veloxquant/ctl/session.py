@@ -123,11 +123,15 @@ class _NoDaemon:
 
     def exchange(self, frame: bytes, deadline: float) -> bytes:
         """Raises NotRunning."""
-        raise NotRunning("no daemon was asked, as --no-daemon says", hint="leave --no-daemon out")
+        raise _not_asked()
 
     def stream(self, frame: bytes, deadline: float) -> Iterator[bytes]:
         """Raises NotRunning."""
-        raise NotRunning("no daemon was asked, as --no-daemon says", hint="leave --no-daemon out")
+        raise _not_asked()
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _not_asked() -> NotRunning:
+    return NotRunning("no daemon was asked, as --no-daemon says", hint="leave --no-daemon out")

@@ -231,9 +231,8 @@ class LaunchdAgent:
             if job is not None and job.state is None:  # a form of `print` that we do not know
                 return self._done(changed=True, summary="launchd took the order")
             self.launchctl.pause(POLL_S)
-        ended = f"; it ended with {job.last_exit}" if job is not None and job.last_exit else ""
         raise ServiceFailed(
-            f"launchd took the order, and no process runs{ended}",
+            f"launchd took the order, and no process runs{_ended(job)}",
             hint=f"read {self.crash_log}, or: veloxquantctl daemon",
         )
 
@@ -245,8 +244,7 @@ class LaunchdAgent:
             if job is None or job.pid is not None or job.state is None:
                 return []
             self.launchctl.pause(POLL_S)
-        ended = f"; it ended with {job.last_exit}" if job is not None and job.last_exit else ""
-        return [f"no process runs yet{ended}: veloxquantctl service status, and read {self.crash_log}"]
+        return [f"no process runs yet{_ended(job)}: veloxquantctl service status, and read {self.crash_log}"]
 
     def _require_installed(self) -> Installed:
         found = plist.installed(self.path)
@@ -261,6 +259,11 @@ class LaunchdAgent:
 
     def _done(self, *, changed: bool, summary: str, notes: list[str] | None = None) -> Done:
         return Done(changed, summary, tuple(self.launchctl.command.ran), tuple(notes or ()))
+
+
+def _ended(job: Job | None) -> str:
+    """How its last process ended, as the end of a sentence on one that does not run."""
+    return f"; it ended with {job.last_exit}" if job is not None and job.last_exit else ""
 
 
 def _strange_origins(jobs: list[Job], ours: Path) -> list[str]:
