@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -289,3 +290,18 @@ def test_a_failure_inside_is_an_answer_with_a_ticket(
     assert record.fields["ticket"] == ticket  # type: ignore[attr-defined]
     assert record.exc_info is not None
     assert "boom" not in message
+
+
+def test_r30_a_stop_needs_no_further_thread(short_folder: Path) -> None:
+    """Where the system gives none any more, the daemon still ends as asked."""
+    usual = threading.stack_size()
+
+    def scenario(server: Server) -> None:
+        threading.stack_size(2**46)  # no machine has so much: from here on no thread starts
+        with contextlib.closing(Wire(server.app._socket)) as last:
+            last.call("shutdown")
+
+    try:
+        assert in_process(short_folder, scenario) == 0
+    finally:
+        threading.stack_size(usual)

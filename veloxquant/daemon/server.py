@@ -276,7 +276,7 @@ class Server:
             log.event("clients.abandoned", logging.WARNING, clients=len(self.app.clients))
         for client in list(self.app.clients):
             client.abort()
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, RuntimeError):  # the system gives no thread to wait in: so do not wait
             async with asyncio.timeout(_CLOSE_S):
                 await self.app.close()
         log.event("daemon.stopped")
