@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planner_kit import GIB, Own, Synthetic, ask, codes, llama_8b, mac, offers, windowed
+from planner_kit import GIB, Own, Synthetic, ask, codes, llama_8b, mac, offers, record, windowed
 
 if TYPE_CHECKING:
     from veloxquant.planner.result import Note, Plan
@@ -99,6 +99,16 @@ def test_a_step_below_the_least_one_is_only_suggested() -> None:
     assert step < 64
     again = ask(big, machine, context_length=4096, methods=("fp16",), prefill_step_size=step)
     assert again.decision == "keep_fp16"
+
+
+def test_no_step_is_suggested_at_which_a_record_says_otherwise() -> None:
+    """104 MiB by the arithmetic fit 300; the GiB that was measured does so at no step."""
+    big, machine = windowed(weights_bytes=0), mac(64, working_set_bytes=(512 + 300) * 2**20)
+    seen = record("fp16", model_id="test/windowed", architecture="test", context_length=4096, memory_bytes=GIB)
+    for records, decision in (((), "keep_fp16"), (((0.9, seen),), "no_fit")):
+        answer = ask(big, machine, context_length=4096, methods=("fp16",), records=records)
+        assert answer.decision == decision
+        assert "smaller_prefill_step" not in codes(answer.suggestions)
 
 
 def test_a_generation_that_is_too_long_is_named() -> None:
