@@ -25,3 +25,15 @@ def test_the_daemon_prunes_what_others_publish(tmp_path: Path) -> None:
     assert feed.serves(settings)
     assert not feed.serves(config.load(env={}, flags={"records.directory": str(tmp_path)}))
     feed.close()
+
+
+def test_what_is_not_used_is_counted_in_a_sentence(tmp_path: Path) -> None:
+    """One record or several, with the command that says why."""
+    BenchmarkDatabase(tmp_path).close()
+    (tmp_path / "records").mkdir(exist_ok=True)
+    feed = RecordFeed(config.load(env={}, flags={"records.directory": str(tmp_path), "records.watch": False}))
+    for count, words in ((1, "1 benchmark record is not used"), (2, "2 benchmark records are not used")):
+        (tmp_path / "records" / f"broken{count}.json").write_text("{")
+        feed.read()
+        assert feed.warnings() == (f"{words}: veloxquantctl records --skipped says why",)
+    feed.close()

@@ -58,8 +58,9 @@ def record_dates(config: Config) -> Finding:
     if not ahead:
         return ok("no record is dated ahead of the clock")
     last = max(ahead, key=lambda record: record.created_at)
+    dated = f"{format_count(len(ahead), 'record')} {'is' if len(ahead) == 1 else 'are'} dated"
     return note(
-        f"{len(ahead):,} records are dated ahead of the clock, up to {last.created_at} ({last.id})",
+        f"{dated} ahead of the clock, up to {last.created_at} ({last.id})",
         "check this clock, and that of the machine that measured; veloxquantctl records lists the newest first",
     )
 

@@ -22,6 +22,7 @@ from veloxquant.daemon import log
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import StoreError
 from veloxquant.planner.snapshot import NoRecords
+from veloxquant.units import format_count
 from veloxquant.wire.answers import RecordsState
 
 if TYPE_CHECKING:
@@ -138,10 +139,9 @@ class RecordFeed:
     def warnings(self) -> tuple[str, ...]:
         """What a person should look at, in sentences."""
         found: list[str] = []
-        if self._skipped:
-            found.append(
-                f"{len(self._skipped)} benchmark records are not used: veloxquantctl records --skipped says why"
-            )
+        if count := len(self._skipped):
+            what = f"{format_count(count, 'benchmark record')} {'is' if count == 1 else 'are'} not used"
+            found.append(f"{what}: veloxquantctl records --skipped says why")
         if self._stored is not None:
             folder = self._stored.folder
             found += [f"{folder / name} is not used: {why}" for name, why in list(self._stored.skipped.items())[:_TOLD]]
