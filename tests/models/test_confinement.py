@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from veloxquant import environment
 from veloxquant.models.exchange import ProbeRequest, TraceRequest
 from veloxquant.models.resolve import resolve
 from veloxquant.models.trace import Trace, trace
@@ -104,22 +103,6 @@ def test_macos_is_asked_for_its_sandbox_without_network(
     monkeypatch.setattr(ctypes, "CDLL", {"/usr/lib/libSystem.dylib": System()}.__getitem__)
     assert confinement._leave_network() == fence
     assert calls == [(b"no-network", 1)]
-
-
-def test_a_variable_is_kept_by_its_name_and_never_with_a_secrets_name(secrets: None) -> None:
-    """An allow list, and of it nothing that sounds like a secret."""
-    kept = environment.known()
-    assert not set(SECRETS) & set(kept)
-    assert {"HOME", "PATH", "XDG_STATE_HOME"} <= set(kept)
-    assert environment.known({"LC_ALL": "C", "LC_AUTH": "x", "MLX_KEY": "x", "FOO": "x"}) == {"LC_ALL": "C"}
-
-
-def test_a_text_is_shown_without_the_values_of_what_is_not_kept(secrets: None) -> None:
-    """By the variable's name, also where one value is part of another; what is kept stays readable."""
-    env = {"HF_TOKEN": "hf_abcdef", "LONGER": "hf_abcdefgh", "SHORT": "on", "HOME": "/home/ada"}
-    said = environment.without_secrets("on hf_abcdefgh and hf_abcdef in /home/ada", env)
-    assert said == "on (LONGER) and (HF_TOKEN) in /home/ada"
-    assert CANARY not in environment.without_secrets(f"{CANARY}{CANARY}")
 
 
 _WATCHED: list[str] = []
