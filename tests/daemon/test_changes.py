@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from daemon_kit import TINY_LLAMA, Daemon, Wire, wait_for
+from daemon_kit import TINY_LLAMA, Daemon, Wire, in_process, wait_for
 
 from veloxquant import errors
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+from veloxquant.config import load
+from veloxquant.daemon.record_feed import RecordFeed
 from veloxquant.methods import registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from veloxquant.daemon.server import Server
 
 TINY = {"model": {"config": TINY_LLAMA, "model_id": "org/tiny"}}
 CAPPED = TINY | {"workload": {"context_length": 4096, "objective": "memory"}, "methods": ["affine"]}
@@ -196,6 +202,28 @@ def test_another_records_directory_is_watched_after_a_reload(
     assert daemon.call("status")["records"]["used"] == 1
     BenchmarkDatabase(second).add("fp16", "org/n", context_length=1024, memory_bytes=1000)
     wait_for(lambda: daemon.call("status")["records"]["used"] == 2, "the second record")
+
+
+def test_a_directory_that_cannot_be_let_go_does_not_keep_the_next_from_being_watched(short_folder: Path) -> None:
+    """The system gives no thread in which to close it: the answer says so, and the new one is in use."""
+
+    def scenario(server: Server) -> None:
+        loop, app = server.app._loop, server.app
+        other = dataclasses.replace(
+            app.state.world, config=load(env={}, flags={"records.directory": short_folder / "r"})
+        )
+
+        def refuse() -> None:
+            raise RuntimeError("can't start new thread")
+
+        app.feed.close = refuse  # type: ignore[method-assign]
+        moved = asyncio.run_coroutine_threadsafe(app._move_in(other, RecordFeed(other.config)), loop)
+        with pytest.raises(RuntimeError):
+            moved.result(30)
+        assert app.feed.state().watcher != "off"
+        loop.call_soon_threadsafe(app.ask_to_stop, "shutdown")
+
+    assert in_process(short_folder, scenario) == 0
 
 
 def test_r31_no_plan_fails_while_reloading(configured: Callable[[str], Daemon]) -> None:

@@ -235,8 +235,8 @@ class Application:
         self.state.warn("records", feed.trouble)
         if feed is not old:
             old.rest()
+            self.start()  # first: the new directory is watched whatever becomes of the old one
             await in_daemon_thread(old.close)
-            self.start()
         return changed
 
     def _methods(self) -> MethodsState:
