@@ -193,3 +193,20 @@ def test_temporary_copies_of_an_attention_are_in_the_peak_once_not_once_a_layer(
     growing = peak(0)
     assert peak(3) == max(growing, 3 * 512 * 8192) == 12_582_912
     assert peak(1) == max(growing, 512 * 8192)
+
+
+@pytest.mark.parametrize(("requests", "at_once"), [(1, 1), (4, 4), (16, 8)])
+def test_prompts_that_are_processed_together_each_have_their_scores(requests: int, at_once: int) -> None:
+    """32 query heads x 2,048 x 8,192 tokens x 2 bytes are 1 GiB for each of up to 8 prompts."""
+    together = Synthetic("together", 8, 0.001, batchable=True)
+    answer = ask(
+        llama_8b(),
+        mac(512, 400),
+        on_offer=offers(together),
+        context_length=8192,
+        num_concurrent_requests=requests,
+        objective="memory",
+    )
+    memory = answer.chosen.memory
+    assert memory.stored_bytes == requests * 8192 * 65_536
+    assert memory.peak_bytes - memory.stored_bytes == at_once * GIB

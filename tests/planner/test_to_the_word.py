@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner_kit import GIB, Counting, Own, Synthetic, ask, llama_8b, mac, offers, record, rejection, windowed
 
@@ -173,6 +173,16 @@ def test_a_record_that_says_otherwise() -> None:
         f"{2000 / ms:.3g} tokens a second over all sequences"
     ) in found
     assert "|measured at context 8,192 and 1 sequences, moved to this workload by the roofline" in found
+
+
+def test_records_are_cited_together() -> None:
+    """Two that bracket the context give the bytes, and a rejection names both."""
+    seen = [record("fp16", context_length=n, memory_bytes=2 * n * TOKEN) for n in (4096, 16384)]
+    asked: dict[str, Any] = {"context_length": 8192, "on_offer": offers(Own()), "records": [(0.9, one) for one in seen]}
+    both = "records fp16-4096, fp16-16384"
+    told = f"|2 GiB stored for 1 sequence by {both}; the record wins over the arithmetic, 2 of the engine's own 1 GiB"
+    assert told in lines(ask(llama_8b(), LARGE, **asked))
+    assert f" by {both}, 1 GiB are left for them" in rejection(ask(llama_8b(), mac(16, 6), **asked), "fp16").detail
 
 
 def test_weights_that_do_not_fit() -> None:
