@@ -203,8 +203,9 @@ def test_values_from_python_meet_the_same_rules() -> None:
 
 def test_a_request_over_the_limit_is_not_sent() -> None:
     """The client hears it before the socket does."""
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(FrameTooLarge) as caught:
         messages.encode_request(1, "plan", {"model": {"path": "x" * REQUEST_LIMIT_BYTES}})
+    assert caught.value.message == f"a line is longer than {REQUEST_LIMIT_BYTES} bytes"
 
 
 def test_an_answer_comes_back_typed() -> None:
