@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
     Steps = list[tuple[int, int]]
 
 RECORDS = [BenchmarkRecord(f"r{n}", "fp16", "m/x", context_length=1 + n) for n in range(5)]
-
-
-@pytest.fixture(params=["UTC0", "EST5"])
-def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine's own zone, in POSIX's spelling."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", request.param)
-        time.tzset()
-        yield
-    time.tzset()
 
 
 @pytest.mark.usefixtures("zone")

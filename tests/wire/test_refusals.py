@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +12,6 @@ from veloxquant.errors import FrameTooLarge, InvalidParams, NotAnswering, ParseE
 from veloxquant.profiles import WorkloadProfile
 from veloxquant.wire import codes, frames, known, messages
 from veloxquant.wire.params import MAX_CONFIG_DEPTH, MAX_CONFIG_ITEMS, ExplainParams, FitWorkload, RecordsParams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SAME_VERSION = "install the same veloxquant version on both sides"
 MODEL = {"path": "/m"}
@@ -256,16 +252,6 @@ def test_a_config_by_hand_with_a_number_that_is_none() -> None:
             CONFIG_HINT,
             "model.config",
         )
-
-
-@pytest.fixture(params=["UTC0", "EST5"])
-def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine's own zone, in POSIX's spelling."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", request.param)
-        time.tzset()
-        yield
-    time.tzset()
 
 
 @pytest.mark.usefixtures("zone")
