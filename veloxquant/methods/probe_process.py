@@ -170,9 +170,17 @@ def _load(plugin: Plugin, messages: int) -> dict[str, Any]:
         _check_light()
         surroundings.check_unchanged(before, _FUNCTIONS)
         _check_alone()
+        _flush()
     except BaseException as error:  # noqa: BLE001 -- fence: a planning function may raise anything, SystemExit included
         return {"ok": False, "reason": reason_of(error)}
     return {"ok": True, "reason": ""}
+
+
+def _flush() -> None:
+    """Have what was written counted: from Python 3.14 on 128 KiB of it wait in a stream's buffer."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, AttributeError):  # closed, or none
+            stream.flush()
 
 
 def _limit_memory() -> None:
