@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import signal
 import subprocess
@@ -164,3 +165,18 @@ def test_calls_within_calls_and_more_plugins_than_there_is_room_for(place: Path)
             pass
         assert sum(notes(place).read_bytes()[:1024]) == 1
     assert notes(place).stat().st_size == 512 * 1024
+
+
+def test_r34_on_a_full_disk_calls_go_on_unnoted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a plugin is known, and after."""
+    calls = Calls(place)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with calls.under_way(PLUGIN, "stamp"):
+        before = notes(place).read_bytes()
+        monkeypatch.setattr(suspects.os, "pwrite", full)
+        for stamp in ("stamp", "another"):
+            with calls.under_way(PLUGIN, stamp):
+                assert notes(place).read_bytes() == before

@@ -1,8 +1,8 @@
 """Whose code was running when a process ended, so that it ends no second one.
 
 A plugin that was tried out may still end a process over a model that no trial has seen: os._exit, a crash in native
-code, a loop there that only a kill ends. Nothing in the process can catch that. But a byte in a mapped file says of
-each plugin how many of its calls are under way, and the file outlives its process. Whoever loads plugins next finds it,
+code, a loop there that only a kill ends. Nothing in the process can catch that. But a byte of a file says of each
+plugin how many of its calls are under way, and the file outlives its process. Whoever loads plugins next finds it,
 and the plugin is out for as long as a bad verdict lasts. A process that ends by itself takes its file along; one killed
 from outside amid a call accuses an innocent plugin, for those ten minutes.
 
@@ -17,7 +17,6 @@ import contextlib
 import faulthandler
 import fcntl
 import json
-import mmap
 import os
 import tempfile
 import threading
@@ -54,11 +53,12 @@ class Calls:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._map: mmap.mmap | None = None
+        self._file: int | None = None
         self._opened = False
         self._running = 0
         self._end = _COUNTS
         self._places: dict[Accused, int] = {}
+        self._counts: dict[int, int] = {}
 
     @contextlib.contextmanager
     def under_way(self, plugin: Plugin, stamp: str) -> Iterator[None]:
@@ -74,8 +74,9 @@ class Calls:
         with self._lock:
             self._running += more
             self._set_clock()
-            if place is not None and self._map is not None:
-                self._map[place] = min(max(self._map[place] + more, 0), _MOST_CALLS)
+            if place is not None and self._file is not None:
+                self._counts[place] = self._counts.get(place, 0) + more
+                _write(self._file, bytes([min(self._counts[place], _MOST_CALLS)]), place)
 
     def _set_clock(self) -> None:
         """Anew with each call that begins or ends: while they do, the interpreter runs."""
@@ -91,18 +92,18 @@ class Calls:
         """Where the plugin's calls are counted, None where there is no room or no disk."""
         with self._lock:
             if not self._opened:
-                self._opened, self._map = True, self._open()
+                self._opened, self._file = True, self._open()
             if what in self._places:
                 return self._places[what]
             place, line = len(self._places), json.dumps([asdict(what.plugin), what.stamp]).encode() + b"\n"
-            if self._map is None or place >= _COUNTS or self._end + len(line) > _FILE_BYTES:
+            if self._file is None or place >= _COUNTS or self._end + len(line) > _FILE_BYTES:
                 return None
-            self._map[self._end : self._end + len(line)] = line
+            _write(self._file, line, self._end)
             self._end += len(line)
             self._places[what] = place
             return place
 
-    def _open(self) -> mmap.mmap | None:
+    def _open(self) -> int | None:
         """A file that is locked while this process lives; it has its name only then, so that nobody takes it away."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,15 +114,19 @@ class Calls:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, _FILE_BYTES)
-            made = mmap.mmap(descriptor, _FILE_BYTES)  # holds a duplicate of the descriptor, and so the lock
             temporary.rename(temporary.with_suffix(_ENDING))
         except OSError:
+            os.close(descriptor)
             temporary.unlink(missing_ok=True)
             return None
-        finally:
-            os.close(descriptor)
         atexit.register(_remove, temporary.with_suffix(_ENDING), os.getpid())
-        return made
+        return descriptor
+
+
+def _write(file: int, data: bytes, at: int) -> None:
+    """Not through a mapping: on a full disk its next page would end the process."""
+    with contextlib.suppress(OSError):
+        os.pwrite(file, data, at)
 
 
 def accused(folder: Path) -> list[Accused]:
