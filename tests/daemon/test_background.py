@@ -153,8 +153,7 @@ def test_a_trace_that_all_have_left_is_not_begun() -> None:
         await asyncio.sleep(0)
         tracer.go.set()
         assert [(await task).model_id for task in (twice, again)] == [f"m{AT_ONCE}", f"m{AT_ONCE + 1}"]
-        while traces.state().running:  # those begun first may end last
-            await asyncio.sleep(0.001)
+        await asyncio.gather(*(trace.task for trace in traces._running.values()))  # those begun first may end last
         assert sorted(tracer.names) == [f"m{n}" for n in range(AT_ONCE + 2)]
         assert traces.state().done == AT_ONCE + 2
 
