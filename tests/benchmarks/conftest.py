@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from watch_kit import Seen, Start
+
+if TYPE_CHECKING:
+    from veloxquant.benchmarks.watch import Watcher
 
 Fill = Callable[..., list[str]]
 RECORDED = Path(__file__).parents[1] / "data" / "peer_benchmarks"
@@ -57,3 +66,22 @@ def in_index() -> Callable[[Path], set[str]]:
 def temporaries() -> Callable[[Path], list[Path]]:
     """Every hidden temporary file below a directory."""
     return lambda directory: [path for path in directory.rglob(".*") if path.name.endswith(".tmp")]
+
+
+@pytest.fixture
+def started() -> Iterator[Start]:
+    """Starts watchers, and at the end of the test stops them and finds no thread left."""
+    before = set(threading.enumerate())
+    running: list[Watcher] = []
+
+    def start(directory: Path, **options: float) -> Seen:
+        seen = Seen(directory, **options)
+        running.append(seen.watcher)
+        seen.watcher.start()
+        return seen
+
+    yield start
+    for watcher in running:
+        watcher.stop()
+    left = [thread for thread in set(threading.enumerate()) - before if not isinstance(thread, threading.Timer)]
+    assert left == []

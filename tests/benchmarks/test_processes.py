@@ -111,8 +111,8 @@ def test_what_another_thread_adds_during_a_look_stays(
     listing = folder.list_folder
     added: list[str] = []
 
-    def meddle(path: Path, known: Container[str] = ()) -> tuple[dict[str, Any], list[str]]:
-        found = listing(path, known)
+    def meddle(path: Path, known: Container[str], *further: Any) -> tuple[dict[str, Any], list[str]]:
+        found = listing(path, known, *further)
         if path == db.records_dir and not added:
             added.append(db.add("fp16", "m/y", context_length=1).id)
             db.add("fp16", "m/x", context_length=1, throughput_tok_s=7.0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from veloxquant.benchmarks import directory as one_directory
 from veloxquant.benchmarks import folder, storage
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
 from veloxquant.benchmarks.lock import StoreLock
@@ -232,6 +233,32 @@ def test_r21_a_scan_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, m
     assert reads == [f"{first}.json"]
     assert db.records[first].throughput_tok_s == 5.0
     assert all(db.records[key] is record for key, record in before.items() if key != first)
+
+
+def test_r22_a_later_look_rests_and_the_first_does_not(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is served before the first look is done; later ones list, and read, in moments with rests between them."""
+    records = directory / "records"
+    records.mkdir(parents=True)
+    for number in range(1100):
+        (records / f"r{number}.json").write_text(f'{{"id": "r{number}", "method": "fp16", "model_id": "m/x"}}')
+    rests: list[float] = []
+    sleep = one_directory.time.sleep
+    monkeypatch.setattr(
+        one_directory.time, "sleep", lambda s: rests.append(s) if s == one_directory._REST_S else sleep(s)
+    )
+    listed = list(storage.list_folder(records, (), lambda: rests.append(0))[0])
+    assert (len(listed), rests) == (1100, [0, 0])  # after 512 and 1,024
+    rests.clear()
+    db = BenchmarkDatabase(directory)
+    assert (len(db.records), rests) == (1100, [])
+    monkeypatch.setattr(one_directory, "_MOMENT_S", 0.0)
+    db.add("fp16", "m/x", context_length=1)
+    for number in range(3):
+        (records / f"r{number}.json").write_text(f'{{"id": "r{number}", "method": "fp16", "model_id": "m/y"}}')
+    db.load()
+    assert sum(one.model_id == "m/y" for one in db.records.values()) == 3
+    assert len(rests) >= 2 + 2  # in the listing, and between any two files
+    db.close()
 
 
 def test_r26_a_renamed_file_still_serves(db: BenchmarkDatabase, fill: Fill) -> None:

@@ -8,12 +8,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from watch_kit import EVENTS_ONLY, PATIENCE_S, Seen, Start, publish
 from watchdog.observers import Observer
 
 from veloxquant.benchmarks import storage, watch
@@ -22,73 +22,6 @@ from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.benchmarks.watch import Watcher
 from veloxquant.profiles.calibration import Calibration
 
-PATIENCE_S = 30.0
-"""No test waits this long unless it fails."""
-
-Start = Callable[..., "Seen"]
-
-
-class Seen:
-    """A database that looks again whenever its watcher says so."""
-
-    def __init__(self, directory: Path, **options: float) -> None:
-        self.database = BenchmarkDatabase(directory)
-        self.calls = 0
-        self.changed = threading.Condition()
-        self.watcher = Watcher(directory, self.look, **options)
-
-    def look(self) -> None:
-        """Called by the watcher."""
-        self.database.load()
-        with self.changed:
-            self.calls += 1
-            self.changed.notify_all()
-
-    def until(self, holds: Callable[[], bool]) -> bool:
-        """Whether this holds after some call, however long it takes within reason."""
-        with self.changed:
-            return self.changed.wait_for(holds, PATIENCE_S)
-
-    def shows(self, *ids: str) -> bool:
-        """Whether the database comes to hold exactly these records."""
-        return self.until(lambda: set(self.database.records) == set(ids))
-
-    def becomes(self, state: str) -> bool:
-        """Whether the watcher comes to this state."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.watcher.state() != state and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self.watcher.state() == state
-
-
-@pytest.fixture
-def started() -> Iterator[Start]:
-    """Starts watchers, and at the end of the test stops them and finds no thread left."""
-    before = set(threading.enumerate())
-    running: list[Watcher] = []
-
-    def start(directory: Path, **options: float) -> Seen:
-        seen = Seen(directory, **options)
-        running.append(seen.watcher)
-        seen.watcher.start()
-        return seen
-
-    yield start
-    for watcher in running:
-        watcher.stop()
-    left = [thread for thread in set(threading.enumerate()) - before if not isinstance(thread, threading.Timer)]
-    assert left == []
-
-
-def publish(directory: Path, name: str) -> None:
-    """Put a record in place as any program does: a temporary file, then a rename."""
-    temporary = directory / "records" / ".publisher.tmp"
-    temporary.write_text(f'{{"id": "{name}", "method": "fp16", "model_id": "m/x"}}')
-    temporary.rename(directory / "records" / f"{name}.json")
-
-
-# Long enough never to come within a test: what is seen is seen by events.
-EVENTS_ONLY = {"stat_interval_s": 1e6, "forced_interval_s": 1e6}
 # The other way round: `deaf` makes the system refuse to give events.
 CLOCK_ONLY = {"stat_interval_s": 0.05, "forced_interval_s": 1e6}
 
@@ -552,15 +485,6 @@ def test_stop_from_within_and_twice_and_before_start(directory: Path) -> None:
     watcher.stop()
     watcher.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "veloxquant-watch"]
-
-
-def test_r22_a_burst_is_exact_in_the_end(directory: Path, started: Start) -> None:
-    """1,000 records published as fast as it goes: all are there, with far fewer looks."""
-    seen = started(directory, **EVENTS_ONLY)
-    for number in range(1000):
-        publish(directory, f"r{number}")
-    assert seen.until(lambda: len(seen.database.records) == 1000)
-    assert seen.calls < 200
 
 
 def test_the_age_of_the_last_look_is_told(directory: Path, started: Start) -> None:

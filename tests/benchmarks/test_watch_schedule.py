@@ -6,21 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veloxquant.benchmarks.watch_schedule import BURST_INTERVAL_S, QUIET_S, SETTLE_S, Schedule
+from veloxquant.benchmarks.watch_schedule import BURST_EVENTS, BURST_INTERVAL_S, QUIET_S, SETTLE_S, Schedule
 
 
-def run(events: list[float], until: float, *, call_s: float = 0.0) -> list[float]:
-    """The moments of the calls that these events lead to, by a loop that sleeps until the next moment."""
-    schedule, calls, now = Schedule(0.0, 10.0, 300.0, QUIET_S), [], 0.0
-    waiting = sorted(events)
+def run(changes: list[float], until: float, *, call_s: float = 0.0, events: int = 1) -> list[float]:
+    """The moments of the calls that these changes lead to, by a loop that sleeps until the next moment.
+
+    As the watcher does: each change makes so many events, but in a burst it hears none, and its looks tell of changes.
+    """
+    schedule, calls, now, unseen = Schedule(0.0, 1e9, 300.0, QUIET_S), [], 0.0, 0
+    waiting = sorted(changes)
     while True:
-        now = max(now, min([schedule.next_at, *waiting[:1]]))
+        hears = not schedule.is_burst
+        now = max(now, min([schedule.next_at, *waiting[:hears]]))
         if now > until:
             return calls
         while waiting and waiting[0] <= now:
-            schedule.event(waiting.pop(0))
+            waiting.pop(0)
+            unseen += 1
+            for _ in range(events * hears):
+                schedule.event(now)
+        if schedule.next_at > now:
+            continue
+        due = schedule.take_call(now)
         schedule.take_stat(now)
-        if schedule.take_call(now):
+        schedule.polled(now, changed=unseen > 0)
+        if unseen and not (hears or due):
+            schedule.event(now)
+        unseen = 0
+        if due:
             calls.append(now)
             schedule.called(now, now + call_s)
             now += call_s
@@ -36,11 +50,11 @@ def test_r21_without_events_there_is_a_call_every_five_minutes() -> None:
     assert run([], 1000) == [300.0, 600.0, 900.0]
 
 
-def test_r22_a_burst_leads_to_few_calls_and_a_last_one() -> None:
-    """10,000 events in 10 s: at most 4 calls a second, the last one after the end."""
-    calls = run([n / 1000 for n in range(10_000)], 60)
+def test_r22_many_changes_lead_to_few_calls_and_a_last_one() -> None:
+    """200 changes in 10 s, too few for a burst: at most 4 calls a second, the last one after the end."""
+    calls = run([n / 20 for n in range(200)], 60)
     assert len(calls) <= 10 / BURST_INTERVAL_S + 2
-    assert calls[-1] == pytest.approx(9.999 + QUIET_S)
+    assert calls[-1] == pytest.approx(9.95 + QUIET_S)
 
 
 def test_r22_slow_calls_rest() -> None:
@@ -78,3 +92,37 @@ def test_r21_a_change_whose_events_are_all_lost_is_found_within_fifteen_seconds(
             schedule.event(now)
     for change in changes:
         assert any(change <= call <= change + 15 for call in calls)
+
+
+def test_r22_a_burst_is_followed_by_looks_and_ends_with_a_call() -> None:
+    """10,000 records in 10 s: four looks and four calls a second, one last call when it has been quiet for long."""
+    calls = run([n / 1000 for n in range(10_000)], 60, events=5)
+    assert len(calls) <= 10 / BURST_INTERVAL_S + 5
+    ends, after = calls[-2:]  # the burst's, and as after every event one that comes when it has been quiet for long
+    assert 9.999 + QUIET_S <= ends <= 9.999 + QUIET_S + 2 * BURST_INTERVAL_S + SETTLE_S
+    assert after == pytest.approx(ends + QUIET_S - SETTLE_S)
+
+
+def test_r22_fewer_events_are_no_burst() -> None:
+    """One less than a burst has, within one interval; the next interval counts anew."""
+    schedule = Schedule(0.0, 1e9, 1e9, QUIET_S)
+    for now in (1.0, 2.0, 3.0):
+        for _ in range(BURST_EVENTS - 1):
+            schedule.event(now)
+        assert schedule.take_call(now + BURST_INTERVAL_S)
+        schedule.polled(now + BURST_INTERVAL_S, changed=True)
+        assert not schedule.is_burst
+    for _ in range(BURST_EVENTS):
+        schedule.event(4.0)
+    assert schedule.take_call(4.1)
+    assert schedule.is_burst
+    assert schedule.next_at == pytest.approx(4.1 + BURST_INTERVAL_S)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.integers(1, 400), st.floats(0.0001, 0.02)), min_size=1, max_size=6))
+def test_r22_no_change_of_a_burst_is_forgotten(bursts: list[tuple[float, int, float]]) -> None:
+    """After each change comes a call: soon, whether it was heard or looked for."""
+    changes = [start + number * gap for start, count, gap in bursts for number in range(count)]
+    calls = run(changes, 100, events=5)
+    for change in changes:
+        assert any(change <= call <= change + SETTLE_S + 2 * BURST_INTERVAL_S + 1e-9 for call in calls)

@@ -141,3 +141,18 @@ def test_r22_a_thread_that_computes_gives_way_soon(monkeypatch: pytest.MonkeyPat
     lean.short_turns()
     assert asked == [lean.TURN_S]
     assert lean.TURN_S == 0.005 / 10
+
+
+def test_r22_what_is_there_after_the_start_is_seldom_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the start left is left out for good; full collections are a tenth, young ones as many as ever."""
+    asked: list[tuple[int, ...]] = []
+
+    def set_threshold(*counts: int) -> None:
+        asked.append(counts)
+
+    stand_in = SimpleNamespace(
+        freeze=lambda: asked.append(()), get_threshold=lambda: (700, 10, 10), set_threshold=set_threshold
+    )
+    monkeypatch.setattr(lean, "gc", stand_in)
+    lean.settle()
+    assert asked == [(), (700, 10, 100)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
@@ -82,7 +82,8 @@ class BenchmarkDatabase:
         self._check_folder()
         with store.lock.at_once():
             undo_abandoned(store)
-        with no_collections():
+        # Later, other threads have work of their own under way, whose next collection would be a long one.
+        with no_collections() if store.groups is None else nullcontext():
             began = time.monotonic()
             strays = store.refresh()
             store.index.rest(time.monotonic() - began)

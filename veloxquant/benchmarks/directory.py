@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _TRIES = 2
 """Times that an index is made before others are kept from writing theirs."""
-_MOMENT_S = 0.005
+_MOMENT_S = _REST_S = 0.002
+"""Of work and of rest in turn, so that who is served meanwhile has half of the interpreter to itself."""
 _OTHERS_TURN_S = 0.0002
 """A lock that is taken again at once is seldom given to those who wait for it."""
 _MANY_OBJECTS = 100_000
@@ -151,20 +152,25 @@ class Directory:
         began = time.monotonic()
         with self.lock.threads():
             known = self.folder.names()
-        waiting, strays = self.folder.survey(known)
+        waiting, strays = self.folder.survey(known, self._rest)
         while waiting:
             with self.lock.threads():
                 try:
                     self.folder.catch_up(waiting, _MOMENT_S)
                 finally:
                     self.settle()
-            if waiting and self.groups is not None:
-                time.sleep(_OTHERS_TURN_S)
+            if waiting:
+                self._rest()
         self._arrange()
         spent_s = time.monotonic() - began
         # Where a look takes long, the thread that writes the index has it, and no caller who adds a record.
         self._trusted_until = math.inf if spent_s > CHEAP_S else time.monotonic() + COST_MULTIPLE * spent_s
         return strays
+
+    def _rest(self) -> None:
+        """Between two moments of work, leave the interpreter to those who are served already."""
+        if self.groups is not None:
+            time.sleep(_REST_S)
 
     def _arrange(self) -> None:
         """What matching and evicting would have to make at their first call is made here."""

@@ -106,14 +106,15 @@ class RecordFolder:
         """Every file in the mirror."""
         return list(self._files)
 
-    def survey(self, known: Iterable[str]) -> tuple[deque[Hint], list[str]]:
+    def survey(self, known: Iterable[str], rest: Callable[[], None] = lambda: None) -> tuple[deque[Hint], list[str]]:
         """What seems to differ from the mirror, and the names of temporary files; changes nothing.
 
-        `known` are the names in the mirror. The lock need not be held: what others write meanwhile makes a hint wrong,
-        and a hint is only where to look. Raises StoreUnavailable when the folder cannot be listed.
+        `known` are the names in the mirror; `rest` is called now and then. The lock need not be held: what others write
+        meanwhile makes a hint wrong, and a hint is only where to look. Raises StoreUnavailable when the folder cannot
+        be listed.
         """
         with reaching(self.path, "read"):
-            listing, strays = list_folder(self.path, self._files)
+            listing, strays = list_folder(self.path, self._files, rest)
         gone: list[Hint] = [(name, None) for name in known if name not in listing]
         come: list[Hint] = [(name, seen) for name, seen in listing.items() if self._seems_new(name, seen)]
         return deque(gone + come), strays

@@ -19,7 +19,7 @@ from veloxquant import ownership
 from veloxquant.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Iterator
     from typing import Self
 
 MAX_RECORD_BYTES = 64 * 1024
@@ -28,6 +28,7 @@ _TEMPORARY = re.compile(r"\.vq-[\w.-]+\.tmp", re.ASCII)
 
 _NUMBERS = struct.Struct("<4Q")
 _MASK = 2**64 - 1
+_ENTRIES = 512
 
 _HINTS = {
     errno.ENOSPC: "free some space on the disk; nothing that was stored is lost",
@@ -169,11 +170,14 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def list_folder(folder: Path, known: Container[str] = ()) -> tuple[dict[str, Signature | str | None], list[str]]:
+def list_folder(
+    folder: Path, known: Container[str] = (), rest: Callable[[], None] = lambda: None
+) -> tuple[dict[str, Signature | str | None], list[str]]:
     """What is in a folder of records: name -> signature, or why that entry is not read; and stray temporary files.
 
     Names that are not `known` get None in place of a signature: they are read anyway, and reading tells it.
     Names that are no records by convention (hidden, editors' backups, other suffixes) are left out.
+    `rest` is called every few hundred entries, which is about 2 ms.
     Raises OSError; a folder that does not exist is empty.
     """
     found: dict[str, Signature | str | None] = {}
@@ -183,7 +187,9 @@ def list_folder(folder: Path, known: Container[str] = ()) -> tuple[dict[str, Sig
     except FileNotFoundError:
         return found, strays
     with entries:
-        for entry in entries:
+        for count, entry in enumerate(entries, 1):
+            if count % _ENTRIES == 0:
+                rest()
             name = entry.name
             if name[0] in ".#":
                 strays += [name] * bool(_TEMPORARY.fullmatch(name))

@@ -3,8 +3,10 @@
 Every native event that may concern a record or a calibration means "dirty", never more: events get lost, merged and
 reordered on every system. Beside them a stat of the folders every 10 s (each rename, creation and deletion moves a
 folder's mtime) and an unconditional look every 5 minutes (for files edited in place) find whatever the events missed,
-so an answer is late by at most that. Where native events cannot be had, or a change came without one (a network
-volume, a stream that fell silent, a queue that overflowed), the state is "scan only" and everything still works, later.
+so an answer is late by at most that. In a burst of changes events are given up until it is over, and the stat comes
+four times a second: a hundred thousand events would take half a core to tell what it tells for nothing. Where native
+events cannot be had, or a change came without one (a network volume, a stream that fell silent, a queue that
+overflowed), the state is "scan only" and everything still works, later.
 """
 
 from __future__ import annotations
@@ -225,19 +227,32 @@ class Watcher:
         seen = self._look()
         changed, moved = seen != self._seen, not seen.same_folders(self._seen)
         self._seen = seen
+        with self._wake:
+            self._schedule.polled(self._looked_at, changed=changed)
+        if self._schedule.is_burst and not moved:
+            self._disarm()
+            self._unheard = None
+            return changed
         silent = self._is_silent(since, changed=changed and not moved)
         if moved or silent or not self._events_arrive():
-            self._disarm()
-            self._armed_at, self._unheard = time.monotonic(), None
-            problem = self._arm()
-            self._note(UNHEARD if silent and problem is None else problem)
-            if self._look() != seen:
-                self._hint()  # it changed before its events could arrive
-            if self._stopping:
-                self._disarm()
+            self._revive(silent=silent)
         elif self._problem == UNHEARD and self._heard_at > self._armed_at:
             self._note(None)
         return changed
+
+    def _revive(self, *, silent: bool) -> None:
+        """Ask for events of the folders as they are now."""
+        self._disarm()
+        self._armed_at, self._unheard = time.monotonic(), None
+        problem = self._arm()
+        self._note(UNHEARD if silent and problem is None else problem)
+        seen = self._look()
+        if seen != self._seen:
+            self._hint()  # it changed before its events could arrive
+            if seen.same_folders(self._seen):
+                self._seen = seen
+        if self._stopping:
+            self._disarm()
 
     def _is_silent(self, since: float, *, changed: bool) -> bool:
         """Whether something changed after `since`, or before, and no event has told of it in time."""

@@ -9,6 +9,8 @@ REST_MULTIPLE = 4.0
 """A call that took long is followed by this much rest, so that a burst costs a fifth of one core at most."""
 QUIET_S = 2.0
 """A last call this long after the last event, for what a full queue dropped and for clocks that tick in 2 s (FAT)."""
+BURST_EVENTS = 100
+"""So many events between two calls are a burst: twenty records, of five events each that pass through three threads."""
 
 _NEVER = float("inf")
 
@@ -25,14 +27,23 @@ class Schedule:
         self._call_at = _NEVER
         self._quiet_at = _NEVER
         self._rested_at = now
+        self._heard = 0
+        self._poll_at = _NEVER
+        self._calm_at = _NEVER
 
     @property
     def next_at(self) -> float:
         """When something is to be done if nothing happens before."""
-        return min(self._stat_at, self._forced_at, self._call_at, self._quiet_at)
+        return min(self._stat_at, self._forced_at, self._call_at, self._quiet_at, self._poll_at)
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether so much happens that a stat of the folders, four times a second, tells of it for less than events."""
+        return self._poll_at != _NEVER
 
     def event(self, now: float) -> None:
         """Something may have changed."""
+        self._heard += 1
         self._call_at = min(self._call_at, max(now + SETTLE_S, self._rested_at))
         self._quiet_at = now + self._quiet_s
 
@@ -52,7 +63,23 @@ class Schedule:
             self._quiet_at = _NEVER
         if now >= self._forced_at:
             self._forced_at = now + self._forced_interval_s
+        if due:
+            if self._heard >= BURST_EVENTS and not self.is_burst:
+                self._poll_at, self._calm_at = now + BURST_INTERVAL_S, now + self._quiet_s
+            self._heard = 0
         return due
+
+    def polled(self, now: float, *, changed: bool) -> None:
+        """The folders were looked at. A burst ends, with a call, once they stayed as they were for the quiet time."""
+        if not self.is_burst:
+            return
+        if changed:
+            self._calm_at = now + self._quiet_s
+        if now >= self._calm_at:
+            self._poll_at = self._calm_at = _NEVER
+            self.event(now)
+        elif now >= self._poll_at:
+            self._poll_at = now + BURST_INTERVAL_S
 
     def called(self, began: float, ended: float) -> None:
         """A call has returned; the next one waits."""
