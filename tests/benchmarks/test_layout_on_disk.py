@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from veloxquant.benchmarks import directory as one_directory
-from veloxquant.benchmarks import folder
+from veloxquant.benchmarks import collector, folder
 from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, BenchmarkRecord
-from veloxquant.benchmarks.directory import no_collections
+from veloxquant.benchmarks.collector import no_collections
 from veloxquant.benchmarks.eviction import EvictionOrder, Limits
 from veloxquant.benchmarks.merging import version_id
 from veloxquant.benchmarks.record_names import names_of, rank
@@ -130,8 +129,8 @@ def test_an_order_is_made_so_many_at_a_time() -> None:
 def test_no_collections_while_many_records_come(monkeypatch: pytest.MonkeyPatch, count: int, collections: int) -> None:
     """After it as before, and what has heaped up is collected once; where it was off it stays off."""
     done: list[int] = []
-    monkeypatch.setattr(one_directory.gc, "get_count", lambda: (count, 0, 0))
-    monkeypatch.setattr(one_directory.gc, "collect", lambda: done.append(1))
+    monkeypatch.setattr(collector.gc, "get_count", lambda: (count, 0, 0))
+    monkeypatch.setattr(collector.gc, "collect", lambda: done.append(1))
     was = gc.isenabled()
     try:
         gc.enable()

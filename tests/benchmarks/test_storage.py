@@ -235,30 +235,34 @@ def test_r21_a_scan_reads_only_what_changed(db: BenchmarkDatabase, fill: Fill, m
     assert all(db.records[key] is record for key, record in before.items() if key != first)
 
 
-def test_r22_a_later_look_rests_and_the_first_does_not(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is served before the first look is done; later ones list, and read, in moments with rests between them."""
-    records = directory / "records"
+def test_r22_looks_rest_in_a_burst_and_at_no_other_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is served before the first look is done. Later ones read in moments, and list so after many changes."""
+    records, later = directory / "records", time.time_ns() + 10 * folder.CLOCK_TICK_NS
+    monkeypatch.setattr(folder.time, "time_ns", lambda: later)  # no file is read again for its youth
     records.mkdir(parents=True)
     for number in range(1100):
         (records / f"r{number}.json").write_text(f'{{"id": "r{number}", "method": "fp16", "model_id": "m/x"}}')
     rests: list[float] = []
-    sleep = one_directory.time.sleep
-    monkeypatch.setattr(
-        one_directory.time, "sleep", lambda s: rests.append(s) if s == one_directory._REST_S else sleep(s)
-    )
-    listed = list(storage.list_folder(records, (), lambda: rests.append(0))[0])
-    assert (len(listed), rests) == (1100, [0, 0])  # after 512 and 1,024
-    rests.clear()
-    db = BenchmarkDatabase(directory)
-    assert (len(db.records), rests) == (1100, [])
-    monkeypatch.setattr(one_directory, "_MOMENT_S", 0.0)
-    db.add("fp16", "m/x", context_length=1)
-    for number in range(3):
+    db: list[BenchmarkDatabase] = []
+    sleep, rest_s = one_directory.time.sleep, 0.00123  # as nobody else sleeps
+    monkeypatch.setattr(one_directory, "_REST_S", rest_s)
+    monkeypatch.setattr(one_directory.time, "sleep", lambda s: rests.append(s) if s == rest_s else sleep(s))
+
+    def rests_of(look: Callable[[], None]) -> int:
+        rests.clear()
+        look()
+        return len(rests)
+
+    assert rests_of(lambda: db.append(BenchmarkDatabase(directory))) == 0
+    assert rests_of(db[0].load) == 0
+    for number in range(64):
         (records / f"r{number}.json").write_text(f'{{"id": "r{number}", "method": "fp16", "model_id": "m/y"}}')
-    db.load()
-    assert sum(one.model_id == "m/y" for one in db.records.values()) == 3
-    assert len(rests) >= 2 + 2  # in the listing, and between any two files
-    db.close()
+    monkeypatch.setattr(one_directory, "_MOMENT_S", 0.0)
+    assert rests_of(db[0].load) == 63  # between any two files
+    assert sum(one.model_id == "m/y" for one in db[0].records.values()) == 64
+    assert rests_of(db[0].load) == 4  # after 256, 512, 768 and 1,024 names
+    assert rests_of(db[0].load) == 0
+    db[0].close()
 
 
 def test_r26_a_renamed_file_still_serves(db: BenchmarkDatabase, fill: Fill) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from veloxquant.benchmarks import index
 from veloxquant.benchmarks.adding import add, keep_pin
-from veloxquant.benchmarks.directory import Directory, no_collections
+from veloxquant.benchmarks.collector import no_collections
+from veloxquant.benchmarks.directory import Directory
 from veloxquant.benchmarks.eviction import PINNED, Limits, Victim
 from veloxquant.benchmarks.fingerprint import UNKNOWN, benchmark_fingerprint, default_benchmark_dir
 from veloxquant.benchmarks.handed_out import copied, taken

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,29 +32,18 @@ _MOMENT_S = _REST_S = 0.002
 """Of work and of rest in turn, so that who is served meanwhile has half of the interpreter to itself."""
 _OTHERS_TURN_S = 0.0002
 """A lock that is taken again at once is seldom given to those who wait for it."""
-_MANY_OBJECTS = 100_000
 _FEW, _MANY = 64, 1000
 """Records that are placed in the order of eviction beside an add, and at one go of a thread that may take longer."""
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Leave the garbage collector out while many records come: none is garbage, and it would walk them each time."""
-    pauses = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if pauses:
-            gc.enable()
-            if gc.get_count()[0] > _MANY_OBJECTS:
-                gc.collect()  # once and here, or the next thousand objects of anybody would start it
 
 
 def _after_others(piece: bytes) -> bytes:
     """The same, when other threads have had a chance to run."""
     time.sleep(_OTHERS_TURN_S)
     return piece
+
+
+def _go_on() -> None:
+    """Without a rest."""
 
 
 class _Overtaken(Exception):
@@ -85,6 +73,8 @@ class Directory:
         self._grows = False
         """Whether we have put new records here since the index was written: reading and replacing evict none."""
         self._trusted_until = 0.0
+        self._is_burst = False
+        """Whether the last look found many changes: then it has time, since the next one follows."""
 
     @property
     def grouped(self) -> RecordGroups:
@@ -152,7 +142,8 @@ class Directory:
         began = time.monotonic()
         with self.lock.threads():
             known = self.folder.names()
-        waiting, strays = self.folder.survey(known, self._rest)
+        waiting, strays = self.folder.survey(known, self._rest if self._is_burst else _go_on)
+        self._is_burst = self.groups is not None and len(waiting) >= _FEW
         while waiting:
             with self.lock.threads():
                 try:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 MIN_GAP_S = 0.05
 """Between two looks: a burst of publishes is one change."""
-REST = 2.0
-"""Rest this many times the CPU time of the last look, so that a large directory under fire takes a third of a core."""
+REST = 3.0
+"""Rest this many times the CPU time of the last look, so that a directory under fire takes a quarter of a core."""
 REST_FROM_DISK = 0.5
 """Rest this many times as long as it took, for what it waited for; a busy machine makes each look take longer."""
 
