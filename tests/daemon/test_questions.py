@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from veloxquant.daemon.answer_cache import look, pack
+from veloxquant.daemon.answer_cache import Answers, Plans, look, pack
 from veloxquant.daemon.questions import Questions, _Made
 from veloxquant.errors import ModelNotFound, Overloaded
 from veloxquant.wire.messages import ModelParams, PlanParams
@@ -41,7 +41,7 @@ class Counting(Questions):
         if self._trouble is not None:
             raise self._trouble
         encoded = b'{"made":%d}' % number
-        return None, files, _Made(encoded, pack(encoded))
+        return None, files, _Made(encoded, pack(encoded), f"plan-{number}")
 
 
 def crowd(
@@ -64,6 +64,19 @@ def crowd(
         return [asked, *found]
 
     return asyncio.run(run())
+
+
+def test_what_is_remembered_is_touched_by_the_loops_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts bytes, which two threads at once would miscount for good."""
+    threads: list[threading.Thread] = []
+    for kind in (Answers, Plans):
+        put = kind.put
+        monkeypatch.setattr(
+            kind, "put", lambda *told, put=put: threads.append(threading.current_thread()) or put(*told)
+        )
+    asked, *_ = crowd(Counting, nothing)
+    assert threads == [threading.main_thread()] * 2
+    assert asked._plans.get("plan-1") == b'{"made":1}'
 
 
 async def nothing(_: Counting, __: list[asyncio.Task[Any]]) -> None:

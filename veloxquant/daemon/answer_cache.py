@@ -15,10 +15,11 @@ import math
 import os
 import time
 import zlib
-from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from veloxquant.daemon.bounded import Bounded
 from veloxquant.errors import PlanNotFound
 from veloxquant.wire.answers import CacheState
 
@@ -93,16 +94,22 @@ def _seen(path: str) -> tuple[str, int, int, int]:
 
 
 class Answers:
-    """Encoded results of the current generation by (method, params' bytes), bounded by bytes, least used out first."""
+    """Encoded results of the current generation by (method, params' bytes), bounded by bytes, least used out first.
+
+    An answer that is asked for again is held as it is sent, too, until nobody asks for it any more.
+    """
 
     def __init__(self, limit_bytes: int = ANSWER_BYTES, plain_bytes: int = PLAIN_BYTES) -> None:
         self.hits = 0
         self.misses = 0
-        self.bytes = 0
-        self._limit = limit_bytes
         self._generation = -1
-        self._kept: OrderedDict[_Key, Answer] = OrderedDict()
-        self._plain = _Plain(plain_bytes)
+        self._plain: Bounded[_Key, _Plain] = Bounded(plain_bytes, lambda _key, plain: len(plain.result))
+        self._kept: Bounded[_Key, Answer] = Bounded(limit_bytes, _weight, self._plain.drop)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of what is kept packed."""
+        return self._kept.bytes
 
     def get(self, generation: int, method: str, raw: bytes) -> bytes | None:
         """The result given before to the same bytes in the same world about the same files."""
@@ -110,14 +117,18 @@ class Answers:
         now = time.monotonic()
         kept = self._kept.get(key) if generation == self._generation else None
         if kept is not None and (now > kept.until or not unchanged(kept.files)):
-            self._forget(key)
+            self._kept.drop(key)
             kept = None
         if kept is None:
             self.misses += 1
             return None
         self.hits += 1
-        self._kept.move_to_end(key)
-        return self._plain.get(key, kept.result, now)
+        held = self._plain.get(key)
+        if held is None:
+            held = _Plain(kept.result.unpack())
+            self._plain.put(key, held)
+        held.asked_at = now
+        return held.result
 
     def put(self, generation: int, method: str, raw: bytes, answer: Answer) -> None:
         """Keep an answer of this generation; an older generation's is of no use."""
@@ -126,63 +137,28 @@ class Answers:
         if generation > self._generation:
             self._kept.clear()
             self._plain.clear()
-            self.bytes, self._generation = 0, generation
-        key = (method, raw)
-        if key in self._kept:
-            self._forget(key)
-        self._kept[key] = answer
-        self.bytes += _weight(key, answer)
-        while self.bytes > self._limit:
-            self._forget(next(iter(self._kept)))
+            self._generation = generation
+        self._kept.put((method, raw), answer)
 
     def state(self) -> CacheState:
         """For `status`."""
-        held = self.bytes + self._plain.bytes
+        held = self.packed_bytes + self._plain.bytes
         return CacheState(entries=len(self._kept), bytes=held, hits=self.hits, misses=self.misses)
 
     def rest(self, unasked_s: float) -> None:
         """Keep packed alone what nobody asked for during so many seconds."""
-        self._plain.drop_before(time.monotonic() - unasked_s)
-
-    def _forget(self, key: _Key) -> None:
-        self.bytes -= _weight(key, self._kept.pop(key))
-        self._plain.drop(key)
+        before = time.monotonic() - unasked_s
+        while (oldest := self._plain.oldest()) is not None and oldest[1].asked_at < before:
+            self._plain.drop(oldest[0])
 
 
+@dataclass(slots=True)
 class _Plain:
-    """Answers as they are sent, bounded by bytes, in the order in which they were last asked for."""
+    """An answer as it is sent."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.bytes = 0
-        self._limit = limit_bytes
-        self._held: OrderedDict[_Key, tuple[bytes, float]] = OrderedDict()
-
-    def get(self, key: _Key, packed: Packed, now: float) -> bytes:
-        """The answer; from now on held, if it is not too large for that."""
-        found = self._held.get(key)
-        plain = packed.unpack() if found is None else found[0]
-        self._held[key] = plain, now
-        self._held.move_to_end(key)
-        if found is None:
-            self.bytes += len(plain)
-            while self.bytes > self._limit:
-                self.drop(next(iter(self._held)))
-        return plain
-
-    def drop_before(self, moment: float) -> None:
-        """All that was last asked for before it."""
-        while self._held and next(iter(self._held.values()))[1] < moment:
-            self.drop(next(iter(self._held)))
-
-    def drop(self, key: _Key) -> None:
-        """This one, if it is held."""
-        found = self._held.pop(key, None)
-        self.bytes -= 0 if found is None else len(found[0])
-
-    def clear(self) -> None:
-        """All."""
-        self._held.clear()
-        self.bytes = 0
+    result: bytes
+    asked_at: float = 0.0
+    """When somebody last asked for it, on the monotonic clock."""
 
 
 def _weight(key: _Key, answer: Answer) -> int:
@@ -194,17 +170,11 @@ class Plans:
     """Encoded plans by id, bounded by bytes."""
 
     def __init__(self, limit_bytes: int = PLAN_BYTES) -> None:
-        self._limit = limit_bytes
-        self._bytes = 0
-        self._kept: OrderedDict[str, Packed] = OrderedDict()
+        self._kept: Bounded[str, Packed] = Bounded(limit_bytes, lambda _id, packed: len(packed.data))
 
     def put(self, plan_id: str, packed: Packed) -> None:
         """Remember this plan; it shares its bytes with the answer that carried it."""
-        before = self._kept.pop(plan_id, None)
-        self._bytes += len(packed.data) - (0 if before is None else len(before.data))
-        self._kept[plan_id] = packed
-        while self._bytes > self._limit:
-            self._bytes -= len(self._kept.popitem(last=False)[1].data)
+        self._kept.put(plan_id, packed)
 
     def get(self, plan_id: str) -> bytes:
         """The plan of that id. Raises PlanNotFound."""
@@ -215,5 +185,4 @@ class Plans:
                 hint="ask for the plan again; plans are kept in memory, the newest first",
                 field="plan_id",
             )
-        self._kept.move_to_end(plan_id)
         return packed.unpack()

@@ -50,6 +50,7 @@ class _Made(NamedTuple):
 
     encoded: bytes
     packed: Packed
+    plan_id: str | None
 
 
 class Questions:
@@ -81,6 +82,8 @@ class Questions:
                 if made is not None:
                     until = time.monotonic() + KEEP_S
                     self.answers.put(world.snapshot.generation, method, raw, Answer(made.packed, files, until))
+                    if made.plan_id is not None:
+                        self._plans.put(made.plan_id, made.packed)
                     return msgspec.Raw(made.encoded)
             await self._traces.profile(source, world)
         raise Overloaded("the methods changed each time the model was traced", hint="ask again")
@@ -140,14 +143,9 @@ class Questions:
 
     def _encode(self, method: str, params: PlanParams | FitParams, profile: ModelProfile, world: World) -> _Made:
         request = local.request(params, profile, world)
-        if method == "fit":
-            encoded = msgspec.json.encode(fit(request, world.snapshot))
-            return _Made(encoded, pack(encoded))
-        found = plan(request, world.snapshot)
+        found = fit(request, world.snapshot) if method == "fit" else plan(request, world.snapshot)
         encoded = msgspec.json.encode(found)
-        made = _Made(encoded, pack(encoded))
-        self._plans.put(found.plan_id, made.packed)
-        return made
+        return _Made(encoded, pack(encoded), found.plan_id if isinstance(found, Plan) else None)
 
 
 def _check_path(params: PlanParams | FitParams) -> None:
