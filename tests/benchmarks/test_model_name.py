@@ -13,7 +13,7 @@ from veloxquant.benchmarks.model_name import (
     named_weight_bits,
     record_size,
     same_size,
-    stated_parameters,
+    tagged_parameters,
 )
 from veloxquant.benchmarks.record_groups import RecordGroups
 from veloxquant.profiles import ModelProfile
@@ -104,11 +104,10 @@ def test_weight_bits_are_read_from_the_name(model_id: str, bits: int) -> None:
 
 
 def test_a_tag_states_what_the_name_does_not() -> None:
-    """The name wins; nonsense in the tag is no size."""
-    assert stated_parameters("local/mine", ["fast", "parameters:134515008"]) == 134515008
-    assert stated_parameters("local/mine-1B", ["parameters:134515008"]) == 1e9
+    """The first that gives a number; nonsense is no size."""
+    assert tagged_parameters(["fast", "parameters:134515008", "parameters:1"]) == 134515008
     for nonsense in ("parameters:", "parameters:-1", "parameters:0", "parameters:٣", "parameters:" + "9" * 400):
-        assert stated_parameters("local/mine", [nonsense]) is None
+        assert tagged_parameters([nonsense]) is None
 
 
 # Parameter counts as published with the models, in billions.

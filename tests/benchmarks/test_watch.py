@@ -485,10 +485,3 @@ def test_stop_from_within_and_twice_and_before_start(directory: Path) -> None:
     watcher.stop()
     watcher.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "veloxquant-watch"]
-
-
-def test_the_age_of_the_last_look_is_told(directory: Path, started: Start) -> None:
-    """For `status`."""
-    seen = started(directory, stat_interval_s=0.02)
-    time.sleep(0.2)
-    assert 0 <= seen.watcher.last_look_age_s() < PATIENCE_S

@@ -13,7 +13,7 @@ import pytest
 from veloxquant import plain_file
 from veloxquant.errors import EngineUnavailable, ModelConfigInvalid
 from veloxquant.models import bounded, exchange, profile, resolve, static, store, weights
-from veloxquant.profiles import CacheLayer, CachePart, ModelProfile
+from veloxquant.profiles import ModelProfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,16 +127,6 @@ def test_how_a_process_ended() -> None:
     assert bounded._how(3) == "exited with status 3"
     assert bounded._how(-9) == "was killed by SIGKILL"
     assert bounded._how(-200) == "was killed by signal 200"
-
-
-def test_the_parts_that_grow_are_told_in_order() -> None:
-    """Windows and states do not."""
-    kinds = (("kv", "window"), ("concat",), ("state",))
-    layers = tuple(
-        CacheLayer(index=at, engine_class="x", parts=tuple(CachePart(kind=kind, engine_class=kind) for kind in parts))  # type: ignore[arg-type]
-        for at, parts in enumerate(kinds)
-    )
-    assert [part.kind for part in ModelProfile(model_id="m", layers=layers).growing_parts] == ["kv", "concat"]
 
 
 def test_answers_end_at_the_first_line_that_is_none() -> None:

@@ -159,12 +159,6 @@ def named_weight_bits(model_id: str) -> int:
     return _FULL_PRECISION_BITS
 
 
-def stated_parameters(model_id: str, tags: Sequence[str]) -> float | None:
-    """Parameter count of a record's model: by its name, else by its "parameters:" tag, else None."""
-    named = named_parameters(model_id)
-    return tagged_parameters(tags) if named is None else named
-
-
 def tagged_parameters(tags: Sequence[str]) -> float | None:
     """Parameter count by the first "parameters:" tag that gives one, None where none does."""
     for tag in tags:

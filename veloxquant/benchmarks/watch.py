@@ -181,10 +181,6 @@ class Watcher:
         """Why the state is "scan only", None when it is not."""
         return self._problem
 
-    def last_look_age_s(self) -> float:
-        """Seconds since the folders were last looked at."""
-        return time.monotonic() - self._looked_at
-
     def _run(self) -> None:
         while True:
             with self._wake:

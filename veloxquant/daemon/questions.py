@@ -80,10 +80,7 @@ class Questions:
             with self._open_question((world.snapshot.generation, method, raw)):
                 source, files, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
                 if made is not None:
-                    until = time.monotonic() + KEEP_S
-                    self.answers.put(world.snapshot.generation, method, raw, Answer(made.packed, files, until))
-                    if made.plan_id is not None:
-                        self._plans.put(made.plan_id, made.packed)
+                    self._remember((world.snapshot.generation, method, raw), files, made)
                     return msgspec.Raw(made.encoded)
             await self._traces.profile(source, world)
         raise Overloaded("the methods changed each time the model was traced", hint="ask again")
@@ -128,6 +125,11 @@ class Questions:
             self._open -= 1
             self._being_answered.pop(key, None)
             answered.set()
+
+    def _remember(self, key: _Key, files: Sight, made: _Made) -> None:
+        self.answers.put(*key, Answer(made.packed, files, time.monotonic() + KEEP_S))
+        if made.plan_id is not None:
+            self._plans.put(made.plan_id, made.packed)
 
     def _try(
         self, method: str, params: PlanParams | FitParams, world: World

@@ -128,11 +128,6 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     unkept: str | None = None
     """Why the disk could not keep this trace, with the way out; None when it could."""
 
-    @property
-    def growing_parts(self) -> tuple[CachePart, ...]:
-        """Every part whose size grows with each token, in layer order."""
-        return tuple(p for layer in self.layers for p in layer.parts if p.kind in ("kv", "concat"))
-
     def probe(self, label: str) -> Probe | None:
         """What the trace saw for the variant of this label, None where it was not tried."""
         return next((p for p in self.probes if p.label == label), None)
