@@ -127,6 +127,37 @@ def test_r21_a_forced_look_finds_what_the_stat_cannot(directory: Path, started: 
     assert seen.shows("c")
 
 
+def test_r23_without_files_for_events_the_clock_finds_changes(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None for the look whether there are any, or none for the observer itself: events come once there are."""
+    begun: list[int] = []
+
+    class Full(Observer):  # type: ignore[valid-type,misc]
+        def __init__(self) -> None:
+            begun.append(1)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def pipe() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as full:
+        full.setattr(watch, "Observer", Full)
+        full.setattr(watch.os, "pipe", pipe)
+        seen = started(directory, **CLOCK_ONLY)
+        publish(directory, "a")
+        assert seen.shows("a")
+        assert begun == []
+        assert seen.watcher.problem() == f"the system gives no events: [Errno 24] {os.strerror(errno.EMFILE)}"
+        full.undo()
+        full.setattr(watch, "Observer", Full)
+        publish(directory, "b")
+        assert seen.shows("a", "b")
+        assert seen.watcher.state() == "scan only"
+        assert begun != []
+    assert seen.becomes("native")
+
+
 def test_r23_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Not at each look."""
     with caplog.at_level(logging.WARNING, logger="veloxquant"):

@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -98,6 +98,14 @@ def _place(folder: Path) -> _Place:
     except OSError:
         return None
     return (status.st_dev, status.st_ino, status.st_mtime_ns) if stat.S_ISDIR(status.st_mode) else None
+
+
+def _check_room() -> None:
+    """Raise OSError where an observer would not find the three files that it opens: it leaves some open if it fails."""
+    with ExitStack() as opened:
+        for _ in range(2):
+            for end in os.pipe():
+                opened.callback(os.close, end)
 
 
 class _Handler(FileSystemEventHandler):
@@ -288,16 +296,19 @@ class Watcher:
 
     def _observe(self, handler: _Handler, folders: tuple[str, ...], above: str | None) -> str | None:
         """Start an observer of these; the reason where it does not start."""
-        observer = Observer()
+        observer: BaseObserver | None = None
         try:
+            _check_room()
+            observer = Observer()
             if above is not None:
                 observer.schedule(handler, above, recursive=False, event_filter=_EVENTS_ABOVE)
             for folder in folders:
                 observer.schedule(handler, folder, recursive=False, event_filter=_EVENTS)
             observer.start()
         except Exception as error:  # noqa: BLE001 -- a fence: each system's layer raises errors of its own
-            with suppress(Exception):
-                observer.stop()
+            if observer is not None:
+                with suppress(Exception):
+                    observer.stop()
             return f"the system gives no events: {error}"
         self._observer = observer
         return None

@@ -7,7 +7,6 @@ internal_error with an id under which the log has the traceback.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import secrets
@@ -20,6 +19,7 @@ import msgspec
 from veloxquant import __version__, views
 from veloxquant.daemon import log
 from veloxquant.daemon.application import SERVER
+from veloxquant.daemon.scarcity import is_starved
 from veloxquant.daemon.threads import note_end
 from veloxquant.daemon.traces import waited_s
 from veloxquant.errors import Overloaded, ProtocolUnsupported, ShuttingDown, VeloxError
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 CAPABILITIES = tuple(sorted(messages.PARAMS))
 """One for each call; later features get names of their own."""
-FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""The system has no more files or memory for us, for now."""
-_NO_THREAD = "can't start new thread"
-"""All that Python says where the system grants none (RLIMIT_NPROC, pids.max); the error is a plain RuntimeError."""
 _REMEMBERED = ("plan", "fit")
 _UNREADABLE = "unreadable"
 
@@ -177,18 +173,12 @@ class Dispatch:
 
 def _failed(method: str, failure: Exception) -> VeloxError:
     """The error for what should not have happened: want of files, memory or threads passes, all else is our mistake."""
-    if _starved(failure):
+    if is_starved(failure):
         log.event("request.starved", logging.WARNING, method=method, reason=str(failure) or "out of memory")
         return Overloaded(
             "the daemon is out of files, memory or threads for now", hint="ask again, or close some clients"
         )
     return _internal(method)
-
-
-def _starved(failure: Exception) -> bool:
-    if isinstance(failure, OSError):
-        return failure.errno in FULL
-    return isinstance(failure, MemoryError) or (isinstance(failure, RuntimeError) and str(failure) == _NO_THREAD)
 
 
 def _internal(method: str) -> VeloxError:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veloxquant import ownership, paths, socket_probe
+from veloxquant.daemon.scarcity import is_starved
 from veloxquant.errors import AlreadyRunning, SocketRefused
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Lock:
         try:
             descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
+            if is_starved(error):
+                raise  # there is nothing amiss with the file
             raise SocketRefused(
                 f"the lock {self.path} cannot be opened: {error.strerror}",
                 hint="move away what is there; it must be a plain file of your own",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from veloxquant import __version__, environment, paths
 from veloxquant.config import Config, load, log_file_of
 from veloxquant.daemon import lean, log, streams
+from veloxquant.daemon.scarcity import is_starved
 from veloxquant.errors import InvalidParams, VeloxError
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VeloxError as error:
         _complain(error)
         return error.exit_code
+    except (OSError, RuntimeError, MemoryError) as failure:
+        if not is_starved(failure):
+            raise
+        _complain(_starved(failure))
+        return 1
 
 
 def run(arguments: Sequence[str], program: str = PROGRAM) -> int:
@@ -105,6 +111,13 @@ def _complain(error: VeloxError) -> None:
     sys.stderr.write(f"{PROGRAM}: {error.message}\n")
     if error.hint:
         sys.stderr.write(f"  {error.hint}\n")
+
+
+def _starved(failure: Exception) -> VeloxError:
+    return VeloxError(
+        f"the system grants the daemon no more files, memory or threads: {str(failure) or 'out of memory'}",
+        hint="close some programs, or raise the limit: `ulimit -a` tells them",
+    )
 
 
 def _leave_hung_threads(status: int) -> None:

@@ -22,8 +22,9 @@ from veloxquant.config import load, socket_of
 from veloxquant.daemon import activation, lean, lifecycle, log, peer
 from veloxquant.daemon.application import Application
 from veloxquant.daemon.connection import Connection, Patience
-from veloxquant.daemon.dispatch import FULL, Dispatch
+from veloxquant.daemon.dispatch import Dispatch
 from veloxquant.daemon.record_feed import RecordFeed
+from veloxquant.daemon.scarcity import FULL
 from veloxquant.daemon.threads import in_daemon_thread
 from veloxquant.errors import Overloaded, VeloxError
 from veloxquant.wire.messages import encode_error
