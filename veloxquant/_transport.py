@@ -117,7 +117,7 @@ class SocketTransport:
             connection.close()
             raise NotAnswering(
                 f"the daemon at {self._path} did not answer in time",
-                hint="veloxquantctl status shows whether it is alive; a longer timeout helps a slow first trace",
+                hint="veloxquantctl doctor tells what is the matter; a longer timeout helps a slow first trace",
             ) from None
         except BaseException:
             # Whatever interrupted us, an answer may still arrive on this connection and must not meet the next request.
