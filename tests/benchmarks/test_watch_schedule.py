@@ -119,6 +119,27 @@ def test_r22_fewer_events_are_no_burst() -> None:
     assert schedule.next_at == pytest.approx(4.1 + BURST_INTERVAL_S)
 
 
+def test_r22_a_burst_is_over_once_nothing_changed_for_the_quiet_time() -> None:
+    """Not at the first look that finds nothing new; then there are no more looks, and a call."""
+    schedule = Schedule(0.0, 1e9, 1e9, QUIET_S)
+    for _ in range(BURST_EVENTS):
+        schedule.event(1.0)
+    now = 1.0 + SETTLE_S
+    assert schedule.take_call(now)
+    schedule.called(now, now)
+    for changed in (False, True, False, False):
+        now += QUIET_S / 2
+        schedule.take_call(now)
+        assert schedule.is_burst
+        schedule.polled(now, changed=changed)
+    assert not schedule.is_burst
+    assert schedule.next_at == pytest.approx(now + SETTLE_S)
+    assert schedule.take_call(now + SETTLE_S)
+    schedule.called(now, now)
+    assert schedule.take_call(now + QUIET_S)
+    assert schedule.next_at > 1e8
+
+
 @given(st.lists(st.tuples(st.floats(0, 50), st.integers(1, 400), st.floats(0.0001, 0.02)), min_size=1, max_size=6))
 def test_r22_no_change_of_a_burst_is_forgotten(bursts: list[tuple[float, int, float]]) -> None:
     """After each change comes a call: soon, whether it was heard or looked for."""

@@ -64,7 +64,7 @@ class Schedule:
         if now >= self._forced_at:
             self._forced_at = now + self._forced_interval_s
         if due:
-            if self._heard >= BURST_EVENTS and not self.is_burst:
+            if self._heard >= BURST_EVENTS:
                 self._poll_at, self._calm_at = now + BURST_INTERVAL_S, now + self._quiet_s
             self._heard = 0
         return due
