@@ -158,6 +158,34 @@ def test_r23_without_files_for_events_the_clock_finds_changes(
     assert seen.becomes("native")
 
 
+def test_r23_without_threads_for_events_nothing_is_left_open(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look tries again, and each observer would leave its files open."""
+    begun: list[int] = []
+
+    class Counted(Observer):  # type: ignore[valid-type,misc]
+        def __init__(self) -> None:
+            begun.append(1)
+            super().__init__()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "veloxquant-watch-room":
+            raise RuntimeError("can't start new thread")
+        really(thread)
+
+    really = threading.Thread.start
+    monkeypatch.setattr(watch, "Observer", Counted)
+    with monkeypatch.context() as starved:
+        starved.setattr(threading.Thread, "start", refuse)
+        seen = started(directory, **CLOCK_ONLY)
+        publish(directory, "a")
+        assert seen.shows("a")
+        assert begun == []
+        assert seen.watcher.problem() == "the system gives no events: can't start new thread"
+    assert seen.becomes("native")
+
+
 def test_r23_it_warns_once(directory: Path, deaf: None, started: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Not at each look."""
     with caplog.at_level(logging.WARNING, logger="veloxquant"):

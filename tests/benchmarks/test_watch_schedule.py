@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veloxquant.benchmarks.watch_schedule import BURST_EVENTS, BURST_INTERVAL_S, QUIET_S, SETTLE_S, Schedule
+from veloxquant.benchmarks.watch_schedule import (
+    BURST_EVENTS,
+    BURST_INTERVAL_S,
+    BURST_S,
+    POLL_S,
+    QUIET_S,
+    SETTLE_S,
+    Schedule,
+)
 
 
 def run(changes: list[float], until: float, *, call_s: float = 0.0, events: int = 1) -> list[float]:
@@ -95,7 +103,7 @@ def test_r21_a_change_whose_events_are_all_lost_is_found_within_fifteen_seconds(
 
 
 def test_r22_a_burst_is_followed_by_looks_and_ends_with_a_call() -> None:
-    """10,000 records in 10 s: four looks and four calls a second, one last call when it has been quiet for long."""
+    """10,000 records in 10 s: ten looks and four calls a second, one last call when it has been quiet for long."""
     calls = run([n / 1000 for n in range(10_000)], 60, events=5)
     assert len(calls) <= 10 / BURST_INTERVAL_S + 5
     ends, after = calls[-2:]  # the burst's, and as after every event one that comes when it has been quiet for long
@@ -116,7 +124,7 @@ def test_r22_fewer_events_are_no_burst() -> None:
         schedule.event(4.0)
     assert schedule.take_call(4.1)
     assert schedule.is_burst
-    assert schedule.next_at == pytest.approx(4.1 + BURST_INTERVAL_S)
+    assert schedule.next_at == pytest.approx(4.1 + POLL_S)
 
 
 def test_r22_a_burst_is_over_once_nothing_changed_for_the_quiet_time() -> None:
@@ -138,6 +146,23 @@ def test_r22_a_burst_is_over_once_nothing_changed_for_the_quiet_time() -> None:
     schedule.called(now, now)
     assert schedule.take_call(now + QUIET_S)
     assert schedule.next_at > 1e8
+
+
+def test_r22_a_slow_stream_after_a_burst_is_heard_again() -> None:
+    """One change a second never leaves it quiet for long: after half a minute events are tried all the same."""
+    schedule = Schedule(0.0, 1e9, 1e9, QUIET_S)
+    for _ in range(BURST_EVENTS):
+        schedule.event(1.0)
+    now = 1.0 + SETTLE_S
+    assert schedule.take_call(now)
+    ends = now + BURST_S
+    while now < ends - POLL_S / 2:
+        assert schedule.is_burst
+        now += POLL_S
+        schedule.polled(now, changed=round(now / POLL_S) % 10 == 0)
+    schedule.polled(ends, changed=True)
+    assert not schedule.is_burst
+    assert schedule.take_call(ends + 2 * SETTLE_S)
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.integers(1, 400), st.floats(0.0001, 0.02)), min_size=1, max_size=6))

@@ -4,7 +4,7 @@ Every native event that may concern a record or a calibration means "dirty", nev
 reordered on every system. Beside them a stat of the folders every 10 s (each rename, creation and deletion moves a
 folder's mtime) and an unconditional look every 5 minutes (for files edited in place) find whatever the events missed,
 so an answer is late by at most that. In a burst of changes events are given up until it is over, and the stat comes
-four times a second: a hundred thousand events would take half a core to tell what it tells for nothing. Where native
+ten times a second: tens of thousands of events would take half a core to tell what it tells for nothing. Where native
 events cannot be had, or a change came without one (a network volume, a stream that fell silent, a queue that
 overflowed), the state is "scan only" and everything still works, later.
 """
@@ -69,6 +69,8 @@ _EVENTS_ABOVE = [one for one in _EVENTS if one is not FileClosedEvent]
 if sys.platform != "linux":
     _EVENTS.append(FileModifiedEvent)
 _log = logging.getLogger(__name__)
+# An observer that is stopped while it has events to tell says so, at a level that would reach stderr.
+logging.getLogger("watchdog").addHandler(logging.NullHandler())
 
 _Place = tuple[int, int, int] | None
 
@@ -101,11 +103,14 @@ def _place(folder: Path) -> _Place:
 
 
 def _check_room() -> None:
-    """Raise OSError where an observer would not find the three files that it opens: it leaves some open if it fails."""
+    """Raise what an observer would where it does not find its files and threads: failing, it leaves some open."""
     with ExitStack() as opened:
         for _ in range(2):
             for end in os.pipe():
                 opened.callback(os.close, end)
+        tried = threading.Thread(target=int, name="veloxquant-watch-room", daemon=True)
+        tried.start()
+        tried.join()
 
 
 class _Handler(FileSystemEventHandler):

@@ -10,7 +10,10 @@ REST_MULTIPLE = 4.0
 QUIET_S = 2.0
 """A last call this long after the last event, for what a full queue dropped and for clocks that tick in 2 s (FAT)."""
 BURST_EVENTS = 100
-"""So many events between two calls are a burst: twenty records, of five events each that pass through three threads."""
+"""So many events between two calls are a burst: some thirty records, whose events pass through three threads each."""
+POLL_S = 0.1
+BURST_S = 30.0
+"""After so long in a burst events are tried again: a slow stream would never let it end, and is heard of sooner so."""
 
 _NEVER = float("inf")
 
@@ -29,7 +32,7 @@ class Schedule:
         self._rested_at = now
         self._heard = 0
         self._poll_at = _NEVER
-        self._calm_at = _NEVER
+        self._calm_at = self._burst_ends_at = _NEVER
 
     @property
     def next_at(self) -> float:
@@ -38,7 +41,7 @@ class Schedule:
 
     @property
     def is_burst(self) -> bool:
-        """Whether so much happens that a stat of the folders, four times a second, tells of it for less than events."""
+        """Whether so much happens that a stat of the folders, ten times a second, tells of it for less than events."""
         return self._poll_at != _NEVER
 
     def event(self, now: float) -> None:
@@ -65,21 +68,25 @@ class Schedule:
             self._forced_at = now + self._forced_interval_s
         if due:
             if self._heard >= BURST_EVENTS:
-                self._poll_at, self._calm_at = now + BURST_INTERVAL_S, now + self._quiet_s
+                self._poll_at, self._calm_at = now + POLL_S, now + self._quiet_s
+                self._burst_ends_at = now + BURST_S
             self._heard = 0
         return due
 
     def polled(self, now: float, *, changed: bool) -> None:
-        """The folders were looked at. A burst ends, with a call, once they stayed as they were for the quiet time."""
+        """The folders were looked at. A burst ends, with a call, once they stayed as they were for the quiet time.
+
+        Or once it lasted for long.
+        """
         if not self.is_burst:
             return
         if changed:
             self._calm_at = now + self._quiet_s
-        if now >= self._calm_at:
+        if now >= min(self._calm_at, self._burst_ends_at):
             self._poll_at = self._calm_at = _NEVER
             self.event(now)
         elif now >= self._poll_at:
-            self._poll_at = now + BURST_INTERVAL_S
+            self._poll_at = now + POLL_S
 
     def called(self, began: float, ended: float) -> None:
         """A call has returned; the next one waits."""
