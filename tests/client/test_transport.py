@@ -437,3 +437,8 @@ def test_subscriptions_yield_notices_until_the_daemon_goes(path: Path) -> None:
         assert [next(notices).generation, next(notices).generation] == [4, 5]
         with pytest.raises(NotAnswering, match="ended the subscription"):
             next(notices)
+
+
+def test_r36_a_mute_daemon_is_given_up_after_two_seconds() -> None:
+    """The first silence, and the ping that nobody answers: a plan of our own within some seconds, not at the limit."""
+    assert _transport.FIRST_SILENCE_S + _transport.PING_S == 2.0

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from veloxquant import __version__, paths
-from veloxquant.ctl import question
+from veloxquant.client import Client
+from veloxquant.ctl import question, wait
+from veloxquant.errors import NotAnswering
 from veloxquant.profiles import OBJECTIVES
 from veloxquant.wire import answers
 
@@ -333,6 +335,22 @@ def test_wait_gives_up_after_its_timeout(ctl: Run) -> None:
     """No daemon within the time is exit 3."""
     assert ctl("wait", "--timeout", "50ms").code == 3
     assert ctl("wait", "--timeout", "soon").code == 2
+
+
+def test_wait_asks_a_silent_daemon_again(ctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was stopped for a while answers in the end; one that stays silent is exit 4 when the time is over."""
+    silent = iter([NotAnswering("silent"), NotAnswering("silent"), None])
+
+    def ping(_: Client, *, timeout_s: float) -> answers.Pong:
+        assert 0 < timeout_s <= 20
+        if (error := next(silent, NotAnswering("silent"))) is not None:
+            raise error
+        return answers.Pong(pid=7, generation=3)
+
+    monkeypatch.setattr(Client, "ping", ping)
+    monkeypatch.setattr(wait, "_PAUSE_S", 0.01)
+    assert ctl("wait", "--timeout", "20s").out.endswith("pid 7, generation 3\n")
+    assert ctl("wait", "--timeout", "100ms").code == 4
 
 
 def test_wait_says_when_it_is_ready(ctl: Run, fake: FakeTransport) -> None:

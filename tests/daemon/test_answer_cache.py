@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from veloxquant.daemon import answer_cache
 from veloxquant.daemon.answer_cache import Answer, Answers, Packed, Plans, look, pack, unchanged
+from veloxquant.daemon.application import Application
 from veloxquant.errors import PlanNotFound
 
 if TYPE_CHECKING:
@@ -253,3 +255,11 @@ def test_whatever_is_asked_limits_hold_and_answers_are_those_given(
         assert answers.state().bytes <= limit + plain
     answers.rest(-1.0)
     assert answers.state().bytes == answers.packed_bytes
+
+
+def test_a_question_for_which_the_machine_is_looked_at_first_is_a_miss() -> None:
+    """It has to be worked out, whatever is remembered of a machine seen long ago."""
+    answers = Answers()
+    app: Any = SimpleNamespace(_hardware=SimpleNamespace(stale=True), _questions=SimpleNamespace(answers=answers))
+    assert Application.remembered(app, "plan", b"{}") is None
+    assert (answers.state().hits, answers.state().misses) == (0, 1)

@@ -267,3 +267,9 @@ def test_r33_versions_are_read_anew_each_time(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert hardware_watch.installed_versions() == (None, None)
+
+
+def test_r33_what_changes_is_noticed_within_a_minute() -> None:
+    """The requirement's 60 s: a glance comes at most so late, and a whole look is never older when somebody asks."""
+    assert 0 < hardware_watch.GLANCE_S <= 60
+    assert 0 < hardware_watch.RECHECK_S <= 60

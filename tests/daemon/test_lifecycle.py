@@ -52,6 +52,17 @@ def test_r07_a_folder_open_to_others_is_refused_with_the_fix(short_folder: Path,
     assert caught.value.field == "socket.path"
 
 
+def test_r07_nobody_is_told_to_close_a_folder_that_all_share(short_folder: Path) -> None:
+    """To root, /tmp is a folder of its own: chmod 700 there would break the machine."""
+    folder = short_folder / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with pytest.raises(SocketRefused, match="open to others") as caught:
+        lifecycle.private_folder(folder)
+    assert "chmod" not in caught.value.hint
+    assert "VELOXQUANT_SOCKET" in caught.value.hint
+
+
 def test_r07_a_folder_of_another_user_is_refused(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner could replace the socket."""
     folder = short_folder / "theirs"

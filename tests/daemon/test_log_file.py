@@ -157,17 +157,41 @@ def test_a_file_that_cannot_be_opened_yet_is_opened_later(file: Path, monkeypatc
     assert events(file) == ["two", "log.back"]
 
 
-def test_a_line_cut_by_a_full_disk_spoils_no_other(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next line begins on a line of its own."""
+@pytest.mark.parametrize("room", [1, 3, 6])
+def test_a_line_cut_by_a_full_disk_spoils_no_other(file: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """The next line begins on a line of its own, though the disk took no further byte when this one was cut."""
     handler = LogFile(file)
-    write = os.write
-    monkeypatch.setattr(log_file.os, "write", lambda descriptor, data: write(descriptor, data[:3]))
-    handler.emit(line("abcdef"))
-    assert handler.lost == 1
-    monkeypatch.setattr(log_file.os, "write", write)
-    handler.emit(line("whole"))
+    write, left = os.write, [room]
+
+    def write_what_fits(descriptor: int, data: bytes) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[: left[0]])
+        left[0] -= written
+        return written
+
+    monkeypatch.setattr(log_file.os, "write", write_what_fits)
+    for text in ("abcdef", "lost"):
+        handler.emit(line(text))
+    left[0] = 1
+    handler.emit(line("lost"))  # there is room for the end of the line that was cut, and no more
+    assert handler.lost == 3
+    left[0] = 1000
+    for text in ("whole", "too"):
+        handler.emit(line(text))
     handler.close()
-    assert file.read_text().splitlines() == ["abc", "whole"]
+    assert file.read_text().splitlines() == ["abcdef"[:room], "whole", "too"]
+
+
+def test_a_file_that_ends_amid_a_line_spoils_no_other(file: Path) -> None:
+    """As a daemon leaves it that was killed on a full disk."""
+    file.parent.mkdir()
+    file.write_text('one\n{"half')
+    for text in ("two", "three"):
+        handler = LogFile(file)
+        handler.emit(line(text))
+        handler.close()
+    assert file.read_text().splitlines() == ["one", '{"half', "two", "three"]
 
 
 def test_a_log_that_was_moved_away_is_made_anew(file: Path) -> None:

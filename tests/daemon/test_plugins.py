@@ -187,3 +187,8 @@ def test_the_daemon_itself_forgets_what_it_does_not_know_before_it_reads_anythin
     env = {**os.environ, **SECRETS, "HOME": "/"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "HOME\n"
+
+
+def test_a_plugin_is_noticed_within_a_minute() -> None:
+    """What two looks in turn see alike is loaded."""
+    assert 0 < 2 * plugin_watch.LOOK_S <= 60

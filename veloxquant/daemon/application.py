@@ -83,6 +83,7 @@ class Application:
     def remembered(self, method: str, raw: bytes) -> bytes | None:
         """The encoded answer given before, while it holds."""
         if self._hardware.stale:
+            self._questions.answers.misses += 1
             return None
         self._hardware.touch()
         return self._questions.remembered(method, raw)

@@ -63,6 +63,8 @@ class LogFile(logging.Handler):
         self.lost = 0
         self._on_trouble = on_trouble
         self._descriptor = -1
+        self._is_cut = False
+        """Whether the file ends amid a line, as after a full disk: the next line must not begin there."""
         try:
             self._open()
         except (OSError, ConfigInvalid) as error:
@@ -101,10 +103,10 @@ class LogFile(logging.Handler):
             self._open()
         if os.fstat(self._descriptor).st_size + len(line) > FILE_BYTES:
             self._rotate()
-        written = os.write(self._descriptor, line)
-        if written != len(line):  # a disk that became full within the line: the next line must not begin in its middle
-            with contextlib.suppress(OSError):
-                os.write(self._descriptor, b"\n")
+        data = b"\n" * self._is_cut + line
+        written = os.write(self._descriptor, data)
+        self._is_cut = data[written - 1 : written] != b"\n"
+        if written != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _current(self) -> bool:
@@ -128,6 +130,7 @@ class LogFile(logging.Handler):
             os.close(descriptor)
             raise
         self._descriptor = descriptor
+        self._is_cut = _ends_amid_a_line(self.path)
 
     def _rotate(self) -> None:
         """Move the files on by one, unless another process is doing so or has done it."""
@@ -157,6 +160,13 @@ class LogFile(logging.Handler):
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
         self._descriptor = -1
+
+
+def _ends_amid_a_line(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:  # empty, or gone or emptied this moment
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+    return False
 
 
 def _make_private(path: Path, descriptor: int) -> None:
