@@ -310,6 +310,8 @@ def _read_private(place: Path, *, required: bool) -> bytes | None:
     try:
         file = plain_file.open_plain(place)
     except FileNotFoundError:
+        if place.is_symlink():
+            _refuse_file(place, f"is a link to {place.readlink()}, where nothing is", "mend the link, or remove it")
         if not required:
             return None
         _refuse_file(place, "does not exist", "create it, or leave VELOXQUANT_CONFIG and --config out")

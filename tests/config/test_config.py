@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veloxquant import config
+from veloxquant import config, paths
 from veloxquant.config import Config, load
 from veloxquant.errors import ConfigInvalid
 
@@ -74,6 +74,16 @@ def test_variable_config_names_the_file(short_folder: Path) -> None:
     assert load(env={"VELOXQUANT_CONFIG": str(place)}).records.watch is False
     with pytest.raises(ConfigInvalid, match="does not exist"):
         load(env={"VELOXQUANT_CONFIG": "/nowhere/x.toml"})
+
+
+def test_a_link_that_leads_nowhere_is_no_absent_file() -> None:
+    """Settings that are kept elsewhere, on a disk that is not there now, would be gone without a word."""
+    place = paths.config_file()
+    place.parent.mkdir(parents=True)
+    assert load() == Config()
+    place.symlink_to("/nowhere/veloxquant.toml")
+    with pytest.raises(ConfigInvalid, match="is a link to /nowhere/veloxquant.toml, where nothing is"):
+        load()
 
 
 @pytest.mark.parametrize(

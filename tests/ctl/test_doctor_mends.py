@@ -235,9 +235,32 @@ def refused_protocol(home: Home) -> Mend:
 
 def watcher(home: Home) -> Mend:
     """No events."""
-    scan = msgspec.structs.replace(home.status.records, watcher="scan only")
+    (home.records / "records").mkdir(parents=True, exist_ok=True)
+    scan = msgspec.structs.replace(home.status.records, watcher="scan only", directory=str(home.records))
     home.daemon.answers["status"] = msgspec.structs.replace(home.status, records=scan)
     return lambda: home.daemon.answers.update(status=home.status)
+
+
+def nothing_to_watch(home: Home) -> Mend:
+    """No events, since somebody removed the records."""
+    mend = watcher(home)
+    (home.records / "records").rmdir()
+    return mend
+
+
+def open_socket(home: Home) -> Mend:
+    """A living one that others may knock at."""
+    live = socket.socket(socket.AF_UNIX)
+    live.bind(str(home.socket))
+    live.listen()
+    home.socket.chmod(0o666)
+    live.detach()  # it lives on while the fix is carried out
+
+
+def shared_by_all(home: Home) -> Mend:
+    """As /tmp is: it is not to be closed."""
+    home.socket.parent.chmod(0o1777)
+    return lambda: home.socket.parent.chmod(0o700)
 
 
 def agent(script: str, *, limit_s: float = 8.0) -> Callable[[Home], Mend]:
@@ -395,7 +418,9 @@ TROUBLES: list[tuple[str, Callable[[Home], Mend], str, str]] = [
     ("open files", open_files, "failed", "ulimit"),
     ("socket path", socket_path, "failed", "VELOXQUANT_SOCKET"),
     ("socket folder", socket_folder, "failed", "chmod 700"),
+    ("socket folder", shared_by_all, "failed", "VELOXQUANT_SOCKET"),
     ("socket file", socket_file, "failed", "mv"),
+    ("socket file", open_socket, "failed", "chmod 600"),
     ("socket file", stale_socket, "note", "veloxquantctl daemon"),
     ("socket", nobody, "note", "veloxquantctl daemon"),
     ("socket", hung, "failed", "log"),
@@ -404,11 +429,14 @@ TROUBLES: list[tuple[str, Callable[[Home], Mend], str, str]] = [
     ("lock", link_in_the_way("s/d.sock.lock"), "failed", "mv"),
     ("socket folder", file_for_a_folder("s"), "failed", "mv"),
     ("record folder", file_for_a_folder("records"), "failed", "mv"),
+    ("record folder", link_in_the_way("records"), "failed", "mv"),
     ("index", in_the_way("records/index.json"), "failed", "mv"),
     ("index", file_for_a_folder("records"), "failed", "mv"),
     ("calibrations", file_for_a_folder("records/calibrations"), "failed", "mv"),
     ("calibrations", shared("records"), "failed", "chmod"),
     ("trace cache", file_for_a_folder("traces"), "failed", "mv"),
+    ("trace cache", link_in_the_way("traces"), "failed", "mv"),
+    ("trace cache", shared("traces"), "failed", "chmod go-w"),
     ("log", file_for_a_folder("logs"), "failed", "mv"),
     ("log", no_plain_log, "failed", "set daemon.log_file"),
     ("version", hello(version="0.0.9"), "note", "restart"),
@@ -416,6 +444,7 @@ TROUBLES: list[tuple[str, Callable[[Home], Mend], str, str]] = [
     ("protocol", hello(protocol=2), "failed", "one version on both sides"),
     ("protocol", refused_protocol, "failed", "one version on both sides"),
     ("watcher", watcher, "note", "local disk"),
+    ("watcher", nothing_to_watch, "note", "mkdir"),
     ("agent", agent(""), "failed", "service install"),
     ("agent", agent("exit 127"), "failed", "service install"),
     ("agent", agent("echo some other program"), "failed", "service install"),

@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veloxquant import __version__, ownership, paths, plain_file, socket_probe
@@ -16,8 +17,6 @@ from veloxquant.errors import NotAnswering, NotRunning, ProtocolUnsupported, Vel
 from veloxquant.wire.messages import PARAMS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from veloxquant.config import Config
     from veloxquant.wire.answers import Hello
 
@@ -45,7 +44,7 @@ def socket_folder(config: Config) -> Finding:
     if (why := ownership.foreign(facts)) is not None:
         return failed(f"{folder} {why}", _ELSEWHERE)
     if (why := ownership.not_private(facts)) is not None:
-        return failed(f"{folder} {why}", f"chmod 700 '{folder}'")
+        return failed(f"{folder} {why}", _ELSEWHERE if facts.st_mode & stat.S_ISVTX else f"chmod 700 '{folder}'")
     return ok(f"{folder} is private") if _open_to_us(folder) else _shut(folder)
 
 
@@ -68,7 +67,10 @@ def leftovers(config: Config) -> Finding:
         return failed(f"{place} is no socket: no daemon can start", away(place))
     if (why := ownership.foreign(facts)) is not None:
         return failed(f"{place} {why}", _ELSEWHERE)
-    return _knocked(place)
+    found = _knocked(place)
+    if found.state == "ok" and (why := ownership.not_private(facts)) is not None:
+        return failed(f"{place} {why}", f"chmod 600 '{place}'")
+    return found
 
 
 def _knocked(place: Path) -> Finding:
@@ -112,6 +114,11 @@ def watcher(config: Config) -> Finding:
         return ok(_NOBODY)
     if records.watcher != "scan only":
         return ok(f"records are watched ({records.watcher}), last read {records.scan_age_s:.0f} s ago")
+    from veloxquant.benchmarks.index import RECORDS
+
+    folder = Path(records.directory) / RECORDS
+    if not folder.is_dir():
+        return note(f"there is no folder {folder} to watch", f"mkdir -p '{folder}'")
     limit = "on Linux raise fs.inotify.max_user_watches, and " if sys.platform == "linux" else ""
     return note(
         "changes of records are found by the clock only", f"{limit}keep records on a local disk; veloxquantctl logs"

@@ -118,7 +118,11 @@ def methods(_config: Config) -> Finding:
 
 def traces_writable(config: Config) -> Finding:
     """Traced models can be kept; otherwise each is traced again after a restart."""
-    return _writable(local.trace_directory(config), "traces cannot be kept", "trace.cache_directory")
+    folder = local.trace_directory(config)
+    exposed = ownership.exposed(folder) if folder.is_dir() else None
+    if exposed is not None:
+        return failed(f"no kept trace is believed: {folder} {exposed.reason}", exposed.hint)
+    return _writable(folder, "traces cannot be kept", "trace.cache_directory")
 
 
 def disk_space(config: Config) -> Finding:
@@ -162,6 +166,9 @@ def _way_into(folder: Path) -> str:
 def _writable(folder: Path, otherwise: str, key: str) -> Finding:
     """A file can be made in the folder, or where the folder would be made."""
     place = existing(folder)
+    missing = [one for one in (folder, *folder.parents) if one.is_relative_to(place) and one != place]
+    for link in (one for one in missing if one.is_symlink()):
+        return failed(f"{otherwise}: {link} is a link to {link.readlink()}, where nothing is", away(link))
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-"):
             pass
