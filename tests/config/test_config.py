@@ -82,7 +82,7 @@ def test_a_link_that_leads_nowhere_is_no_absent_file() -> None:
     place.parent.mkdir(parents=True)
     assert load() == Config()
     place.symlink_to("/nowhere/veloxquant.toml")
-    with pytest.raises(ConfigInvalid, match="is a link to /nowhere/veloxquant.toml, where nothing is"):
+    with pytest.raises(ConfigInvalid, match=r"is a link to /nowhere/veloxquant\.toml, where nothing is"):
         load()
 
 

@@ -160,6 +160,7 @@ def test_r31_sighup_reloads_and_a_wrong_configuration_keeps_the_old_one(configur
     configured("[planner]\nreserve_byte = 2000\n")
     daemon.signal(signal.SIGHUP)
     wait_for(lambda: daemon.events("reload.failed"), "the refusal")
+    assert [asked["signal"] for asked in daemon.events("reload.asked")] == ["SIGHUP"]
     assert daemon.call("plan", TINY)["budget"]["reserve_bytes"] == 1000
     (warning,) = daemon.call("status")["warnings"]
     assert "reserve_byte" in warning

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from veloxquant.errors import MethodRefused
 from veloxquant.methods import registry
+from veloxquant.methods.fence import methods_of
+from veloxquant.methods.plugin import Plugin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +108,10 @@ def test_the_fingerprint_is_the_same_in_every_process(
 ) -> None:
     """Another hash seed, another process, another home: the same methods, the same fingerprint."""
     assert ask(installed, short_folder, "2")["fingerprint"] == answer["fingerprint"]
+
+
+def test_an_entry_point_that_names_no_module_says_so() -> None:
+    """Not in the words of whatever parses it."""
+    with pytest.raises(MethodRefused) as refused:
+        methods_of(Plugin("dist", "name", "../../etc/passwd"))
+    assert refused.value.message == "import failed: its entry point '../../etc/passwd' is no module or module:attribute"

@@ -167,6 +167,7 @@ class Server:
         self.app.ask_to_stop(number.name)
 
     async def _reload(self) -> None:
+        log.event("reload.asked", signal="SIGHUP")
         with contextlib.suppress(VeloxError):  # the application has logged it and shows it in its warnings
             await self.app.reload()
 

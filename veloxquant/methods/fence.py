@@ -100,7 +100,12 @@ class _Nowhere(io.RawIOBase):
 
 
 def _import(plugin: Plugin) -> Any:
-    return EntryPoint(plugin.name, plugin.value, hookspec.ENTRY_POINT_GROUP).load()
+    point = EntryPoint(plugin.name, plugin.value, hookspec.ENTRY_POINT_GROUP)
+    if point.pattern.match(plugin.value) is None:
+        raise MethodRefused(
+            f"its entry point {quoted(plugin.value)} is no module or module:attribute", hint=_ON_YOUR_OWN
+        )
+    return point.load()
 
 
 def _call_hook(plugin: Plugin, loaded: Any) -> Any:
