@@ -510,6 +510,30 @@ def test_r23_a_dead_source_of_events_is_revived(directory: Path, started: Start)
     assert seen.shows("a")
 
 
+def test_r23_what_comes_while_events_are_asked_for_anew_is_seen(
+    directory: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look, and before the new source hears anything."""
+    begun: list[int] = []
+
+    class Late(Observer):  # type: ignore[valid-type,misc]
+        def start(self) -> None:
+            if begun:
+                publish(directory, "between")
+            begun.append(1)
+            super().start()
+
+    monkeypatch.setattr(watch, "Observer", Late)
+    seen = started(directory, stat_interval_s=0.05, forced_interval_s=1e6, quiet_s=0.01)
+    publish(directory, "a")
+    assert seen.shows("a")
+    time.sleep(0.5)  # past the calls that this one led to
+    observer = seen.watcher._observer
+    assert observer is not None
+    observer.stop()
+    assert seen.shows("a", "between")
+
+
 def test_a_failing_user_does_not_end_the_watch(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What it raises is logged, and it is called again."""
     calls: list[int] = []
