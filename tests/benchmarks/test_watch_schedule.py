@@ -127,13 +127,18 @@ def test_r22_fewer_events_are_no_burst() -> None:
     assert schedule.next_at == pytest.approx(4.1 + POLL_S)
 
 
-def test_r22_a_burst_is_over_once_nothing_changed_for_the_quiet_time() -> None:
-    """Not at the first look that finds nothing new; then there are no more looks, and a call."""
-    schedule = Schedule(0.0, 1e9, 1e9, QUIET_S)
+def in_a_burst() -> tuple[Schedule, float]:
+    """A schedule at the moment when a burst begins, and the moment."""
+    schedule, now = Schedule(0.0, 1e9, 1e9, QUIET_S), 1.0 + SETTLE_S
     for _ in range(BURST_EVENTS):
         schedule.event(1.0)
-    now = 1.0 + SETTLE_S
     assert schedule.take_call(now)
+    return schedule, now
+
+
+def test_r22_a_burst_is_over_once_nothing_changed_for_the_quiet_time() -> None:
+    """Not at the first look that finds nothing new; then there are no more looks, and a call."""
+    schedule, now = in_a_burst()
     schedule.called(now, now)
     for changed in (False, True, False, False):
         now += QUIET_S / 2
@@ -150,11 +155,7 @@ def test_r22_a_burst_is_over_once_nothing_changed_for_the_quiet_time() -> None:
 
 def test_r22_a_slow_stream_after_a_burst_is_heard_again() -> None:
     """One change a second never leaves it quiet for long: after half a minute events are tried all the same."""
-    schedule = Schedule(0.0, 1e9, 1e9, QUIET_S)
-    for _ in range(BURST_EVENTS):
-        schedule.event(1.0)
-    now = 1.0 + SETTLE_S
-    assert schedule.take_call(now)
+    schedule, now = in_a_burst()
     ends = now + BURST_S
     while now < ends - POLL_S / 2:
         assert schedule.is_burst
