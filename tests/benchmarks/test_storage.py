@@ -256,7 +256,7 @@ def test_r22_looks_rest_in_a_burst_and_at_no_other_time(directory: Path, monkeyp
     assert rests_of(lambda: db.append(BenchmarkDatabase(directory))) == 0
     assert rests_of(db[0].load) == 0
     db[0]._store.index.flush()  # its writer looks as well, and would read some of what follows
-    for changed, listing in ((255, 0), (256, 4)):  # after 256, 512, 768 and 1,024 names
+    for changed, listing in ((127, 0), (128, 4)):  # after 256, 512, 768 and 1,024 names
         for number in range(changed):
             text = f'{{"id": "r{number}", "method": "fp16", "model_id": "m/{changed}"}}'
             (records / f"r{number}.json").write_text(text)

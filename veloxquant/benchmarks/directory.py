@@ -32,8 +32,8 @@ _MOMENT_S = _REST_S = 0.002
 """Of work and of rest in turn, so that who is served meanwhile has half of the interpreter to itself."""
 _OTHERS_TURN_S = 0.0002
 """A lock that is taken again at once is seldom given to those who wait for it."""
-_BURST = 256
-"""Changes that a look found: below, a published record waits for no rest (a stream of 500 records a second)."""
+_BURST = 128
+"""Changes that a look found: below, a published record waits for no rest (a stream of 250 records a second)."""
 _FEW, _MANY = 64, 1000
 """Records that are placed in the order of eviction beside an add, and at one go of a thread that may take longer."""
 
