@@ -77,7 +77,7 @@ def test_the_figures_of_the_explanation() -> None:
 
 def test_wait_as_text(ctl: Run, fake: FakeTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long it took, and who answers: from 10 s to 13 s on the clock."""
-    clock = iter((10.0, 13.0))
+    clock = iter((10.0, 10.0, 13.0))  # before the wait, for what is left of it, and after
     monkeypatch.setattr(wait, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     fake.answers["ping"] = answers.Pong(pid=4312, generation=118)
     assert ctl("wait").out == written("wait")
