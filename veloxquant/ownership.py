@@ -55,6 +55,11 @@ def not_private(facts: os.stat_result) -> str | None:
     return None
 
 
+def way_to_close(folder: Path, facts: os.stat_result) -> str | None:
+    """The command that keeps others out; None for a folder that all share: to close /tmp would break the machine."""
+    return None if facts.st_mode & stat.S_ISVTX else f"chmod 700 '{folder}'"
+
+
 def others(facts: os.stat_result, platform: str = sys.platform) -> str | None:
     """Who besides its user and root may write what has this mode, None when nobody may."""
     if facts.st_mode & stat.S_IWOTH:

@@ -42,7 +42,7 @@ def observers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_r22_a_burst_is_followed_by_the_clock_and_events_come_again_after_it(
     directory: Path, started: Start, observers: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it lasts there is nobody to hear a hundred thousand events; the state is what it was, without a word."""
+    """While it lasts there is nobody to hear its events; the state is what it was, without a word."""
     seen = started(directory, quiet_s=0.5, **EVENTS_ONLY)
     count = publish_until(directory, lambda: not observers[0].is_alive())
     assert seen.watcher.state() == "native"

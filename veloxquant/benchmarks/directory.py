@@ -44,10 +44,6 @@ def _after_others(piece: bytes) -> bytes:
     return piece
 
 
-def _go_on() -> None:
-    """Without a rest."""
-
-
 class _Overtaken(Exception):
     """Another process wrote the index, or took ours for litter, while it was made. Never leaves this file."""
 
@@ -144,7 +140,7 @@ class Directory:
         began = time.monotonic()
         with self.lock.threads():
             known = self.folder.names()
-        waiting, strays = self.folder.survey(known, self._rest if self._is_burst else _go_on)
+        waiting, strays = self.folder.survey(known, self._rest if self._is_burst else None)
         self._is_burst = self.groups is not None and len(waiting) >= _BURST
         while waiting:
             with self.lock.threads():

@@ -106,7 +106,7 @@ class RecordFolder:
         """Every file in the mirror."""
         return list(self._files)
 
-    def survey(self, known: Iterable[str], rest: Callable[[], None] = lambda: None) -> tuple[deque[Hint], list[str]]:
+    def survey(self, known: Iterable[str], rest: Callable[[], None] | None = None) -> tuple[deque[Hint], list[str]]:
         """What seems to differ from the mirror, and the names of temporary files; changes nothing.
 
         `known` are the names in the mirror; `rest` is called now and then. The lock need not be held: what others write

@@ -171,7 +171,7 @@ def flush_folder(path: Path) -> None:
 
 
 def list_folder(
-    folder: Path, known: Container[str] = (), rest: Callable[[], None] = lambda: None
+    folder: Path, known: Container[str] = (), rest: Callable[[], None] | None = None
 ) -> tuple[dict[str, Signature | str | None], list[str]]:
     """What is in a folder of records: name -> signature, or why that entry is not read; and stray temporary files.
 
@@ -188,7 +188,7 @@ def list_folder(
         return found, strays
     with entries:
         for count, entry in enumerate(entries, 1):
-            if count % _ENTRIES == 0:
+            if rest is not None and count % _ENTRIES == 0:
                 rest()
             name = entry.name
             if name[0] in ".#":

@@ -44,7 +44,7 @@ def socket_folder(config: Config) -> Finding:
     if (why := ownership.foreign(facts)) is not None:
         return failed(f"{folder} {why}", _ELSEWHERE)
     if (why := ownership.not_private(facts)) is not None:
-        return failed(f"{folder} {why}", _ELSEWHERE if facts.st_mode & stat.S_ISVTX else f"chmod 700 '{folder}'")
+        return failed(f"{folder} {why}", ownership.way_to_close(folder, facts) or _ELSEWHERE)
     return ok(f"{folder} is private") if _open_to_us(folder) else _shut(folder)
 
 

@@ -62,11 +62,10 @@ def private_folder(folder: Path) -> None:
             field="socket.path",
         )
     if (why := ownership.not_private(facts)) is not None:
-        elsewhere = "set VELOXQUANT_SOCKET to a path in a folder of its own"
-        is_shared = facts.st_mode & stat.S_ISVTX  # as /tmp, which is root's: to close it would break the machine
+        ways = (ownership.way_to_close(folder, facts), "set VELOXQUANT_SOCKET to a path in a folder of its own")
         raise SocketRefused(
             f"the socket's folder {folder} {why}",
-            hint=elsewhere if is_shared else f"chmod 700 '{folder}', or {elsewhere}",
+            hint=", or ".join(filter(None, ways)),
             field="socket.path",
         )
 
