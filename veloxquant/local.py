@@ -20,7 +20,7 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase, default_benchm
 from veloxquant.benchmarks.calibrations import Calibrations
 from veloxquant.errors import EngineUnavailable, StoreError
 from veloxquant.hardware.detect import detect
-from veloxquant.hardware.overrides import with_overrides
+from veloxquant.hardware.overrides import is_elsewhere, with_overrides
 from veloxquant.methods import registry
 from veloxquant.models import profile as models_profile
 from veloxquant.models.resolve import ModelSource, resolve
@@ -94,6 +94,7 @@ def open_world(
         quarantined=tuple(fenced + off),
         reserve_bytes=config.planner.reserve_bytes,
         generation=generation,
+        settled_generation=generation,
         source=source,
         calibrations=read_calibrations(config) if calibrations is None else calibrations,
     )
@@ -211,6 +212,7 @@ def request(params: PlanParams | FitParams, profile: ModelProfile, world: World)
         model=profile,
         workload=params.workload_profile,
         hardware=with_overrides(world.snapshot.hardware, overrides) if overrides else None,
+        elsewhere=is_elsewhere(world.snapshot.hardware, overrides),
         engine_version=_engine_version(params.engine, profile),
         memory_budget_bytes=params.memory_budget_bytes,
         methods=_method_names(params.methods, world),

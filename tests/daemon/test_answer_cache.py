@@ -14,60 +14,75 @@ from hypothesis import strategies as st
 from veloxquant.daemon import answer_cache
 from veloxquant.daemon.answer_cache import Answer, Answers, Packed, Plans, look, pack, unchanged
 from veloxquant.daemon.application import Application
+from veloxquant.daemon.state import Era
 from veloxquant.errors import PlanNotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def answer(result: bytes) -> Answer:
+def answer(result: bytes, generation: int = 1, *, elsewhere: bool = False) -> Answer:
     """One that depends on no file."""
-    return Answer(pack(result), ())
+    return Answer(pack(result), (), generation, elsewhere)
 
 
 def test_an_answer_is_kept_for_its_generation() -> None:
     """And its method, and its bytes."""
     answers = Answers()
-    answers.put(3, "plan", b"{}", answer(b"result"))
-    assert answers.get(3, "plan", b"{}") == b"result"
+    answers.put(Era(3, 3), "plan", b"{}", answer(b"result", 3))
+    assert answers.get(Era(3, 3), "plan", b"{}") == b"result"
     for other in ((3, "fit", b"{}"), (3, "plan", b"{ }"), (4, "plan", b"{}"), (2, "plan", b"{}")):
-        assert answers.get(*other) is None
+        assert answers.get(Era(other[0], other[0]), *other[1:]) is None
     assert (answers.hits, answers.misses) == (1, 4)
 
 
 def test_a_new_generation_forgets_the_old_one() -> None:
     """An answer that arrives late, for a world gone by, is not kept."""
     answers = Answers()
-    answers.put(3, "plan", b"a", answer(b"old"))
-    answers.put(4, "plan", b"b", answer(b"new"))
-    answers.put(3, "plan", b"c", answer(b"late"))
-    assert answers.get(4, "plan", b"a") is None
-    assert answers.get(4, "plan", b"c") is None
+    answers.put(Era(3, 3), "plan", b"a", answer(b"old", 3))
+    answers.put(Era(4, 4), "plan", b"b", answer(b"new", 4))
+    answers.put(Era(4, 4), "plan", b"c", answer(b"late", 3))
+    assert answers.get(Era(4, 4), "plan", b"a") is None
+    assert answers.get(Era(4, 4), "plan", b"c") is None
     assert answers.state().entries == 1
+
+
+def test_when_memory_alone_moved_answers_about_other_machines_hold() -> None:
+    """Here 5, elsewhere 3: memory moved twice since. Then records changed, at 6, and nothing holds."""
+    answers = Answers()
+    answers.put(Era(3, 3), "plan", b"here", answer(b"old", 3))
+    answers.put(Era(3, 3), "plan", b"elsewhere", answer(b"kept", 3, elsewhere=True))
+    assert answers.get(Era(5, 3), "plan", b"elsewhere") == b"kept"
+    answers.put(Era(5, 3), "plan", b"here too", answer(b"new", 5))
+    assert [answers.get(Era(5, 3), "plan", name) for name in (b"here", b"elsewhere", b"here too")] == [
+        *(None, b"kept", b"new")
+    ]
+    assert [answers.get(Era(6, 6), "plan", name) for name in (b"elsewhere", b"here too")] == [None, None]
+    assert (answers.state().entries, answers.state().bytes) == (0, 0)
 
 
 def test_the_cache_is_bounded_and_the_least_used_goes_first() -> None:
     """Counted in bytes, keys and overhead included."""
     answers = Answers(limit_bytes=10_000)
     for name in (b"a", b"b", b"c"):
-        answers.put(1, "plan", name, answer(os.urandom(2500)))
-    assert answers.get(1, "plan", b"a") is not None
-    answers.put(1, "plan", b"d", answer(os.urandom(2500)))
-    assert answers.get(1, "plan", b"b") is None
-    assert answers.get(1, "plan", b"a") is not None
+        answers.put(Era(1, 1), "plan", name, answer(os.urandom(2500)))
+    assert answers.get(Era(1, 1), "plan", b"a") is not None
+    answers.put(Era(1, 1), "plan", b"d", answer(os.urandom(2500)))
+    assert answers.get(Era(1, 1), "plan", b"b") is None
+    assert answers.get(Era(1, 1), "plan", b"a") is not None
     assert answers.packed_bytes <= 10_000
     before = answers.state()
-    answers.put(1, "plan", b"huge", answer(os.urandom(20_000)))
-    assert answers.get(1, "plan", b"huge") is None
+    answers.put(Era(1, 1), "plan", b"huge", answer(os.urandom(20_000)))
+    assert answers.get(Era(1, 1), "plan", b"huge") is None
     assert (answers.state().entries, answers.state().bytes) == (before.entries, before.bytes)
 
 
 def test_the_same_question_again_is_not_counted_twice() -> None:
     """Two clients may have computed it side by side."""
     answers = Answers()
-    answers.put(1, "plan", b"a", answer(b"result"))
+    answers.put(Era(1, 1), "plan", b"a", answer(b"result"))
     once = answers.packed_bytes
-    answers.put(1, "plan", b"a", answer(b"result"))
+    answers.put(Era(1, 1), "plan", b"a", answer(b"result"))
     assert (answers.packed_bytes, answers.state().entries) == (once, 1)
 
 
@@ -142,20 +157,20 @@ def test_an_inline_config_depends_on_no_file() -> None:
 def test_an_answer_about_changed_files_is_forgotten(folder: Path) -> None:
     """The memory it took is free again."""
     answers = Answers()
-    answers.put(1, "plan", b"a", Answer(pack(b"result"), look(str(folder))))
-    assert answers.get(1, "plan", b"a") == b"result"
+    answers.put(Era(1, 1), "plan", b"a", Answer(pack(b"result"), look(str(folder)), 1))
+    assert answers.get(Era(1, 1), "plan", b"a") == b"result"
     (folder / "config.json").write_text("changed")
-    assert answers.get(1, "plan", b"a") is None
+    assert answers.get(Era(1, 1), "plan", b"a") is None
     assert (answers.state().entries, answers.packed_bytes) == (0, 0)
 
 
 def test_nothing_is_remembered_for_ever() -> None:
     """Each answer says until when."""
     answers = Answers()
-    answers.put(1, "plan", b"a", Answer(pack(b"result"), (), until=time.monotonic() - 1))
-    answers.put(1, "plan", b"b", Answer(pack(b"result"), (), until=time.monotonic() + 1000))
-    assert answers.get(1, "plan", b"a") is None
-    assert answers.get(1, "plan", b"b") == b"result"
+    answers.put(Era(1, 1), "plan", b"a", Answer(pack(b"result"), (), 1, until=time.monotonic() - 1))
+    answers.put(Era(1, 1), "plan", b"b", Answer(pack(b"result"), (), 1, until=time.monotonic() + 1000))
+    assert answers.get(Era(1, 1), "plan", b"a") is None
+    assert answers.get(Era(1, 1), "plan", b"b") == b"result"
 
 
 def test_plans_are_remembered_by_id_within_bounds() -> None:
@@ -186,10 +201,10 @@ def test_what_is_kept_takes_less_and_comes_back_the_same() -> None:
     """Before anybody asks again it is packed alone."""
     answers = Answers()
     for number in range(len(LENGTHS)):
-        answers.put(1, "plan", b"%d" % number, answer(result_of(number)))
+        answers.put(Era(1, 1), "plan", b"%d" % number, answer(result_of(number)))
     assert answers.state().bytes < sum(LENGTHS) / 4
     for _ in range(3):
-        assert [answers.get(1, "plan", b"%d" % number) for number in range(len(LENGTHS))] == list(
+        assert [answers.get(Era(1, 1), "plan", b"%d" % number) for number in range(len(LENGTHS))] == list(
             map(result_of, range(len(LENGTHS)))
         )
 
@@ -201,10 +216,10 @@ def test_r10_what_is_asked_for_again_is_not_unpacked_again(monkeypatch: pytest.M
     monkeypatch.setattr(Packed, "unpack", lambda self: unpacked.append(1) or unpack(self))
     answers = Answers()
     for number in range(256):
-        answers.put(1, "plan", b"%d" % number, answer(b"%060000d" % number))
+        answers.put(Era(1, 1), "plan", b"%d" % number, answer(b"%060000d" % number))
     for _ in range(3):
         for number in range(256):
-            assert answers.get(1, "plan", b"%d" % number) == b"%060000d" % number
+            assert answers.get(Era(1, 1), "plan", b"%d" % number) == b"%060000d" % number
     assert len(unpacked) == 256
 
 
@@ -214,11 +229,11 @@ def test_r02_at_rest_answers_are_packed_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(answer_cache.time, "monotonic", lambda: now[0])
     answers = Answers()
     for number in (3, 4):
-        answers.put(1, "plan", b"%d" % number, answer(result_of(number)))
+        answers.put(Era(1, 1), "plan", b"%d" % number, answer(result_of(number)))
     packed = answers.state().bytes
-    answers.get(1, "plan", b"3")
+    answers.get(Era(1, 1), "plan", b"3")
     now[0] = 103.0
-    answers.get(1, "plan", b"4")
+    answers.get(Era(1, 1), "plan", b"4")
     assert answers.state().bytes == packed + LENGTHS[3] + LENGTHS[4]
     now[0] = 106.0
     answers.rest(5.0)
@@ -226,10 +241,12 @@ def test_r02_at_rest_answers_are_packed_alone(monkeypatch: pytest.MonkeyPatch) -
     now[0] = 120.0
     answers.rest(5.0)
     assert answers.state().bytes == packed
-    assert [answers.get(1, "plan", b"%d" % number) for number in (3, 4)] == [result_of(3), result_of(4)]
+    assert [answers.get(Era(1, 1), "plan", b"%d" % number) for number in (3, 4)] == [result_of(3), result_of(4)]
 
 
-asked = st.tuples(st.sampled_from(["put", "get", "rest", "next world"]), st.integers(0, len(LENGTHS) - 1))
+asked = st.tuples(
+    st.sampled_from(["put here", "put elsewhere", "get", "rest", "memory", "world"]), st.integers(0, len(LENGTHS) - 1)
+)
 
 
 @given(st.lists(asked, max_size=60), st.integers(0, 150_000), st.integers(0, 4_000))
@@ -238,19 +255,23 @@ def test_whatever_is_asked_limits_hold_and_answers_are_those_given(
 ) -> None:
     """Against a dictionary that forgets nothing within a world: what comes back was given, and bytes are counted."""
     answers = Answers(limit_bytes=limit, plain_bytes=plain)
-    world, given_now = 1, set[int]()
+    era, holding = Era(1, 1), dict[int, bool]()
     for what, number in steps:
-        if what == "put":
-            answers.put(world, "plan", b"%d" % number, answer(result_of(number)))
-            given_now.add(number)
+        key = b"%d" % number
+        if what.startswith("put"):
+            elsewhere = what == "put elsewhere"
+            made = answer(result_of(number), era.elsewhere if elsewhere else era.here, elsewhere=elsewhere)
+            answers.put(era, "plan", key, made)
+            holding[number] = elsewhere
         elif what == "get":
-            found = answers.get(world, "plan", b"%d" % number)
-            assert found is None or (number in given_now and found == result_of(number))
+            found = answers.get(era, "plan", key)
+            assert found is None or (number in holding and found == result_of(number))
         elif what == "rest":
             answers.rest(0.0)
         else:
-            world, given_now = world + 1, set()
-            assert answers.get(world, "plan", b"%d" % number) is None
+            era = Era(era.here + 1, era.elsewhere if what == "memory" else era.here + 1)
+            holding = {one: True for one, elsewhere in holding.items() if elsewhere and what == "memory"}
+            assert number in holding or answers.get(era, "plan", key) is None
         assert answers.packed_bytes <= limit
         assert answers.state().bytes <= limit + plain
     answers.rest(-1.0)

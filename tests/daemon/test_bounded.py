@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from veloxquant.daemon.bounded import Bounded
 
-steps = st.lists(st.tuples(st.sampled_from(["put", "get", "drop", "clear"]), st.integers(0, 5), st.integers(0, 60)))
+steps = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "drop", "drop where"]), st.integers(0, 5), st.integers(0, 60))
+)
 
 
 @given(steps, st.integers(0, 150))
@@ -23,9 +25,10 @@ def test_the_least_lately_used_goes_first_and_bytes_are_the_sum(todo: list[tuple
         if what == "get":
             assert kept.get(key) == found
             model = model if found is None else [*others, (key, found)]
-        elif what == "clear":
-            kept.clear()
-            model = []
+        elif what == "drop where":
+            kept.drop_where(lambda held, least=value: held >= least)  # type: ignore[misc]
+            gone += [one for one, held in model if held >= value]
+            model = [(one, held) for one, held in model if held < value]
         else:
             gone += [key] * (found is not None)
             model = others

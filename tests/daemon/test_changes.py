@@ -9,6 +9,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from daemon_kit import TINY_LLAMA, Daemon, Wire, in_process, wait_for
 
@@ -17,11 +18,13 @@ from veloxquant.benchmarks.benchmark_db import BenchmarkDatabase
 from veloxquant.config import load
 from veloxquant.daemon.record_feed import RecordFeed
 from veloxquant.methods import registry
+from veloxquant.planner.snapshot import NoRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from veloxquant.daemon.application import Application
     from veloxquant.daemon.server import Server
 
 TINY = {"model": {"config": TINY_LLAMA, "model_id": "org/tiny"}}
@@ -225,6 +228,51 @@ def test_a_directory_that_cannot_be_let_go_does_not_keep_the_next_from_being_wat
         loop.call_soon_threadsafe(app.ask_to_stop, "shutdown")
 
     assert in_process(short_folder, scenario) == 0
+
+
+MAC = {"hardware": {"chip": "Apple M2", "gpu_cores": 10, "total_memory_bytes": 2**34}}
+"""Another machine than any that runs this test."""
+
+
+def test_r10_memory_here_moves_no_answer_about_another_machine(short_folder: Path) -> None:
+    """It stays remembered with its generation and id, until something changes that it depends on."""
+    bare = {"model": TINY["model"]}
+    here, there = [("plan", TINY), ("fit", bare)], [("plan", TINY | MAC), ("fit", bare | MAC)]
+
+    def scenario(server: Server) -> None:
+        app, wire = server.app, Wire(server.app._socket)
+        app._hardware.touch = lambda: None  # type: ignore[method-assign]
+        machine = app.state.world.snapshot.hardware
+        taken = msgspec.structs.replace(machine, active_bytes=(machine.total_memory_bytes or 0) // 2)
+
+        def ask() -> tuple[list[Any], list[Any], int]:
+            before = app._questions.answers.hits
+            answers = [[wire.call(*question) for question in half] for half in (here, there)]
+            return *answers, app._questions.answers.hits - before
+
+        (old, first, _), began = ask(), app.state.generation
+        on_loop(app, app.state.use_hardware, taken)
+        new, second, hits = ask()
+        assert (second, hits) == (first, len(there))
+        assert [one["generation"] for one in (*old, *new)] == [began] * 2 + [began + 1] * 2
+        assert {one["budget"]["active_bytes"] for one in new} == {taken.active_bytes}
+        on_loop(app, app.state.use_records, NoRecords())
+        both = [one for half in ask()[:2] for one in half]
+        assert [one["generation"] for one in both] == [began + 2] * 4
+        assert both[2]["plan_id"] != first[0]["plan_id"]
+        wire.call("shutdown")
+        wire.close()
+
+    assert in_process(short_folder, scenario) == 0
+
+
+def on_loop(app: Application, act: Callable[..., Any], *given: Any) -> None:
+    """Do it in the daemon's own thread."""
+
+    async def run() -> None:
+        act(*given)
+
+    asyncio.run_coroutine_threadsafe(run(), app._loop).result(30)
 
 
 def test_r31_no_plan_fails_while_reloading(configured: Callable[[str], Daemon]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from veloxquant.daemon.answer_cache import Answers, Plans, look, pack
 from veloxquant.daemon.questions import Questions, _Made
+from veloxquant.daemon.state import Era
 from veloxquant.errors import ModelNotFound, Overloaded
 from veloxquant.wire.messages import ModelParams, PlanParams
 
@@ -25,7 +26,8 @@ class Counting(Questions):
     """Answers with how often it was asked; each answer waits for `gate`."""
 
     def __init__(self, folder: Path | None = None, trouble: Exception | None = None) -> None:
-        state: Any = SimpleNamespace(generation=3, world=SimpleNamespace(snapshot=SimpleNamespace(generation=3)))
+        world = SimpleNamespace(snapshot=SimpleNamespace(generation=3))
+        state: Any = SimpleNamespace(generation=3, era=Era(3, 3), world=world)
         super().__init__(state, traces=None)  # type: ignore[arg-type]
         self.made = 0
         self.gate = threading.Event()
@@ -41,7 +43,7 @@ class Counting(Questions):
         if self._trouble is not None:
             raise self._trouble
         encoded = b'{"made":%d}' % number
-        return None, files, _Made(encoded, pack(encoded), f"plan-{number}")
+        return None, files, _Made(encoded, pack(encoded), f"plan-{number}", 3, elsewhere=False)
 
 
 def crowd(

@@ -141,6 +141,25 @@ def test_what_moves_the_generation(state: State, change: dict[str, Any], *, mate
     assert state.generation == 7 + material
 
 
+@pytest.mark.parametrize(
+    ("change", "settled"),
+    [
+        ({"available_bytes": 2 * GIB, "active_bytes": 14 * GIB}, 7),
+        ({"available_bytes": None, "sources": {"available_bytes": "psutil: failed"}}, 7),
+        ({"available_bytes": 2 * GIB, "sources": {"chip": "elsewhere"}}, 8),
+        ({"available_bytes": 2 * GIB, "mlx_version": "0.33.0"}, 8),
+        ({"working_set_bytes": 11 * GIB}, 8),
+    ],
+)
+def test_answers_about_other_machines_hold_while_memory_alone_moves(change: dict[str, Any], settled: int) -> None:
+    """They show all else that is known of this one, and where from."""
+    state = State(world(generation=7, settled_generation=7))
+    assert state.use_hardware(msgspec.structs.replace(MACHINE, **change))
+    assert state.era == (8, settled)
+    state.use_records(NoRecords())
+    assert state.era == (9, 9)
+
+
 def test_slow_drift_is_noticed(state: State) -> None:
     """Small steps are measured from what answers are made of, not from each other."""
     step = GIB // 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from veloxquant.errors import InvalidParams
 from veloxquant.hardware import overrides as overrides_module
 from veloxquant.hardware.detect import detect
-from veloxquant.hardware.overrides import with_overrides
+from veloxquant.hardware.overrides import is_elsewhere, with_overrides
 from veloxquant.profiles import HardwareProfile
 
 if TYPE_CHECKING:
@@ -238,3 +239,33 @@ def test_what_is_given_is_what_stands(facts: dict[str, Any]) -> None:
         assert str(getattr(made, key)).removeprefix("Apple ") == str(value).removeprefix("Apple ")
         assert made.sources[key] == "given"
     assert all(made.sources[field] for field in MAC.sources)
+
+
+_ELSEWHERE: list[dict[str, Any]] = [
+    *({"chip": "Apple M2"}, {"total_memory_bytes": 16 * GIB}, {"working_set_bytes": 464 * GIB}),
+    *({"chip": "Apple M2", "active_bytes": GIB}, {"total_memory_bytes": 8 * GIB, "macos_version": "26.1"}),
+]
+_HERE: list[dict[str, Any]] = [
+    *({}, {"gpu_cores": 40}, {"working_set_bytes": 90 * GIB}, {"max_buffer_bytes": GIB}, {"bandwidth_gbps": 300.0}),
+    *({"mlx_version": "0.33.0"}, {"macos_version": "26.2"}),
+]
+
+
+@given(st.sampled_from(_ELSEWHERE), *[st.none() | st.integers(0, 96 * GIB)] * 2, st.text(max_size=5))
+def test_nothing_of_another_machine_is_memory_in_use_here(
+    overrides: dict[str, Any], active: int | None, available: int | None, source: str
+) -> None:
+    """The whole profile is the same, sources and all, whatever is in use and however that was read."""
+    told = {**MAC.sources, "active_bytes": source, "available_bytes": source}
+    later = msgspec.structs.replace(MAC, active_bytes=active, available_bytes=available, sources=told)
+    assert is_elsewhere(MAC, overrides)
+    assert is_elsewhere(later, overrides)
+    assert with_overrides(later, overrides) == with_overrides(MAC, overrides)
+
+
+@pytest.mark.parametrize("overrides", _HERE)
+def test_this_machine_with_a_fact_given_is_still_this_machine(overrides: dict[str, Any]) -> None:
+    """What is in use on it counts."""
+    assert not is_elsewhere(MAC, overrides)
+    later = msgspec.structs.replace(MAC, active_bytes=7)
+    assert with_overrides(later, overrides) != with_overrides(MAC, overrides)

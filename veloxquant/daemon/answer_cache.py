@@ -1,8 +1,9 @@
 """Answers that were given before, byte for byte, and the plans behind them.
 
 An answer is a pure function of the params' bytes, the world and the model's files. It is kept for the world it was
-made in, together with what the files looked like; a hit costs a look-up and a few stats. Nothing survives a change of
-generation. Plans are kept longer, by id, so that `explain` can speak of an answer the client still holds.
+made in, together with what the files looked like; a hit costs a look-up and a few stats. Nothing survives a change that
+it depends on: of answers about another machine those do that only this one's memory moved for. Plans are kept longer,
+by id, so that `explain` can speak of an answer the client still holds.
 
 What is kept is packed: a plan of 60 KB takes 8, and 40 to 100 us to unpack where planning takes 1 ms or more. What is
 asked for again and again stays as it is, too, for as long as that goes on.
@@ -17,11 +18,14 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from veloxquant.daemon.bounded import Bounded
 from veloxquant.errors import PlanNotFound
 from veloxquant.wire.answers import CacheState
+
+if TYPE_CHECKING:
+    from veloxquant.daemon.state import Era
 
 ANSWER_BYTES = 3 * 2**20
 PLAN_BYTES = 2**20
@@ -59,8 +63,15 @@ class Answer(NamedTuple):
 
     result: Packed
     files: Sight
+    generation: int
+    elsewhere: bool = False
+    """About another machine."""
     until: float = math.inf
     """On the monotonic clock."""
+
+    def holds(self, era: Era) -> bool:
+        """Whether nothing changed that it depends on, but for the files."""
+        return self.generation == (era.elsewhere if self.elsewhere else era.here)
 
 
 def look(folder: str | None) -> Sight:
@@ -94,7 +105,7 @@ def _seen(path: str) -> tuple[str, int, int, int]:
 
 
 class Answers:
-    """Encoded results of the current generation by (method, params' bytes), bounded by bytes, least used out first.
+    """Encoded results of the current world by (method, params' bytes), bounded by bytes, least used out first.
 
     An answer that is asked for again is held as it is sent, too, until nobody asks for it any more.
     """
@@ -102,7 +113,7 @@ class Answers:
     def __init__(self, limit_bytes: int = ANSWER_BYTES, plain_bytes: int = PLAIN_BYTES) -> None:
         self.hits = 0
         self.misses = 0
-        self._generation = -1
+        self._era: Era | None = None
         self._plain: Bounded[_Key, _Plain] = Bounded(plain_bytes, lambda _key, plain: len(plain.result))
         self._kept: Bounded[_Key, Answer] = Bounded(limit_bytes, _weight, self._plain.drop)
 
@@ -111,12 +122,12 @@ class Answers:
         """Of what is kept packed."""
         return self._kept.bytes
 
-    def get(self, generation: int, method: str, raw: bytes) -> bytes | None:
+    def get(self, era: Era, method: str, raw: bytes) -> bytes | None:
         """The result given before to the same bytes in the same world about the same files."""
         key = (method, raw)
         now = time.monotonic()
-        kept = self._kept.get(key) if generation == self._generation else None
-        if kept is not None and (now > kept.until or not unchanged(kept.files)):
+        kept = self._kept.get(key)
+        if kept is not None and (not kept.holds(era) or now > kept.until or not unchanged(kept.files)):
             self._kept.drop(key)
             kept = None
         if kept is None:
@@ -130,15 +141,13 @@ class Answers:
         held.asked_at = now
         return held.result
 
-    def put(self, generation: int, method: str, raw: bytes, answer: Answer) -> None:
-        """Keep an answer of this generation; an older generation's is of no use."""
-        if generation < self._generation:
-            return
-        if generation > self._generation:
-            self._kept.clear()
-            self._plain.clear()
-            self._generation = generation
-        self._kept.put((method, raw), answer)
+    def put(self, era: Era, method: str, raw: bytes, answer: Answer) -> None:
+        """Keep an answer that holds now; what came too late, or holds no longer, is of no use."""
+        if era != self._era:
+            self._kept.drop_where(lambda kept: not kept.holds(era))
+            self._era = era
+        if answer.holds(era):
+            self._kept.put((method, raw), answer)
 
     def state(self) -> CacheState:
         """For `status`."""

@@ -59,7 +59,7 @@ class Bounded(Generic[K, V]):
             self.bytes -= self._weigh(key, self._held.pop(key))
             self._gone(key)
 
-    def clear(self) -> None:
-        """Let go of all, without a word."""
-        self._held.clear()
-        self.bytes = 0
+    def drop_where(self, unwanted: Callable[[V], bool]) -> None:
+        """Let go of each value for which this is true."""
+        for key in [key for key, value in self._held.items() if unwanted(value)]:
+            self.drop(key)

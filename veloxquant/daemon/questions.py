@@ -51,6 +51,8 @@ class _Made(NamedTuple):
     encoded: bytes
     packed: Packed
     plan_id: str | None
+    generation: int
+    elsewhere: bool
 
 
 class Questions:
@@ -67,7 +69,7 @@ class Questions:
 
     def remembered(self, method: str, raw: bytes) -> bytes | None:
         """The result of the same question in the same world, None when it was not asked yet."""
-        return self.answers.get(self._state.generation, method, raw)
+        return self.answers.get(self._state.era, method, raw)
 
     async def answer(self, method: str, params: PlanParams | FitParams, raw: bytes) -> msgspec.Raw:
         """The result, encoded. Raises what `local.plan` raises, and Overloaded."""
@@ -80,7 +82,7 @@ class Questions:
             with self._open_question((world.snapshot.generation, method, raw)):
                 source, files, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
                 if made is not None:
-                    self._remember((world.snapshot.generation, method, raw), files, made)
+                    self._remember(method, raw, files, made)
                     return msgspec.Raw(made.encoded)
             await self._traces.profile(source, world)
         raise Overloaded("the methods changed each time the model was traced", hint="ask again")
@@ -126,8 +128,9 @@ class Questions:
             self._being_answered.pop(key, None)
             answered.set()
 
-    def _remember(self, key: _Key, files: Sight, made: _Made) -> None:
-        self.answers.put(*key, Answer(made.packed, files, time.monotonic() + KEEP_S))
+    def _remember(self, method: str, raw: bytes, files: Sight, made: _Made) -> None:
+        answer = Answer(made.packed, files, made.generation, made.elsewhere, time.monotonic() + KEEP_S)
+        self.answers.put(self._state.era, method, raw, answer)
         if made.plan_id is not None:
             self._plans.put(made.plan_id, made.packed)
 
@@ -147,7 +150,8 @@ class Questions:
         request = local.request(params, profile, world)
         found = fit(request, world.snapshot) if method == "fit" else plan(request, world.snapshot)
         encoded = msgspec.json.encode(found)
-        return _Made(encoded, pack(encoded), found.plan_id if isinstance(found, Plan) else None)
+        plan_id = found.plan_id if isinstance(found, Plan) else None
+        return _Made(encoded, pack(encoded), plan_id, found.generation, request.elsewhere)
 
 
 def _check_path(params: PlanParams | FitParams) -> None:

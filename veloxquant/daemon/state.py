@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veloxquant.daemon import log
 
@@ -25,6 +25,13 @@ MATERIAL = 0.01
 _VOLATILE = ("active_bytes", "available_bytes")
 
 
+class Era(NamedTuple):
+    """The generations of answers that hold now: those about this machine, and those about another one."""
+
+    here: int
+    elsewhere: int
+
+
 class State:
     """The current world, its warnings, and who wants to hear of changes."""
 
@@ -37,6 +44,11 @@ class State:
     def generation(self) -> int:
         """Counts changes; two answers of one generation come from the same world."""
         return self.world.snapshot.generation
+
+    @property
+    def era(self) -> Era:
+        """Which answers are of the current world."""
+        return Era(self.world.snapshot.generation, self.world.snapshot.settled_generation)
 
     def on_change(self, listener: Callable[[frozenset[str]], None]) -> None:
         """Have `listener` called with the topics of each change."""
@@ -66,7 +78,10 @@ class State:
         """Plan with this machine from now on, when it differs in more than a little memory; whether it does."""
         if not moved(self.world.snapshot.hardware, hardware):
             return False
-        self._swap(self.world, ("hardware",), hardware=hardware)
+        before = self.world.snapshot
+        memory_alone = _without_memory(before.hardware) == _without_memory(hardware)
+        settled = {"settled_generation": before.settled_generation} if memory_alone else {}
+        self._swap(self.world, ("hardware",), hardware=hardware, **settled)
         return True
 
     def use_world(self, world: World) -> bool:
@@ -82,11 +97,13 @@ class State:
         return True
 
     def _swap(self, world: World, topics: tuple[str, ...], **changes: Any) -> None:
-        snapshot = dataclasses.replace(world.snapshot, generation=self.generation + 1, **changes)
+        generation = self.generation + 1
+        changes = {"generation": generation, "settled_generation": generation} | changes
+        snapshot = dataclasses.replace(world.snapshot, **changes)
         self.world = dataclasses.replace(world, snapshot=snapshot)
         # Memory moves all day long where somebody asks: nothing that a log should fill with.
         severity = logging.DEBUG if topics == ("hardware",) else logging.INFO
-        log.event("world.changed", severity, generation=self.generation, topics=list(topics))
+        log.event("world.changed", severity, generation=generation, topics=list(topics))
         self._tell("generation", *topics)
 
     def _tell(self, *topics: str) -> None:
@@ -128,3 +145,8 @@ def _settled(profile: HardwareProfile) -> Mapping[str, Any]:
     """What does not move by itself; where a figure came from is no figure."""
     skipped = (*_VOLATILE, "sources")
     return {name: getattr(profile, name) for name in profile.__struct_fields__ if name not in skipped}
+
+
+def _without_memory(profile: HardwareProfile) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """All that an answer about another machine may show of this one."""
+    return _settled(profile), {name: text for name, text in profile.sources.items() if name not in _VOLATILE}

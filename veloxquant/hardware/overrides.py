@@ -36,7 +36,7 @@ def with_overrides(profile: HardwareProfile, overrides: Mapping[str, Any]) -> Ha
     fields, sources = dict[str, Any](), dict(profile.sources)
     if "chip" in given or ("gpu_cores" in given and chips.parse(profile.chip)):
         _as_if_chip(profile, given, fields, sources)
-    if _is_elsewhere(profile, given):
+    if is_elsewhere(profile, given):
         _as_if_memory(profile, given, fields, sources)
     _as_if_system(given, fields, sources)
     for key, value in given.items():
@@ -68,8 +68,11 @@ def _as_if_chip(
         _put(fields, sources, field, value, f"{label}: {known}")
 
 
-def _is_elsewhere(profile: HardwareProfile, given: Mapping[str, Any]) -> bool:
-    """Whether another machine's memory is described: by chip, by size, or by a working set this one cannot have."""
+def is_elsewhere(profile: HardwareProfile, given: Mapping[str, Any]) -> bool:
+    """Whether another machine's memory is described: by chip, by size, or by a working set this one cannot have.
+
+    What is in use on this one then counts for nothing.
+    """
     if "chip" in given or "total_memory_bytes" in given:
         return True
     if "working_set_bytes" not in given:

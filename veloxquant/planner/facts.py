@@ -78,7 +78,7 @@ def plan_id(setting: Setting, snapshot: Snapshot) -> str:
         setting.workload,
         setting.hardware,
         (request.engine_version, request.memory_budget_bytes, request.methods),
-        (snapshot.generation, snapshot.reserve_bytes),
+        (snapshot.generation_for(request), snapshot.reserve_bytes),
     )
     if setting.calibration is not None:
         asked += (calibration_digest(setting.calibration),)

@@ -66,7 +66,7 @@ def fit(request: PlanRequest, snapshot: Snapshot) -> FitTable:
     options.sort(key=lambda option: (not option.engine_own, option.label))
     weights = (weights_do_not_fit(setting),) if setting.room.short_without_caches else ()
     return FitTable(
-        generation=snapshot.generation,
+        generation=snapshot.generation_for(request),
         source=snapshot.source,
         rows=tuple(_row(option) for option in options),
         rejected=tuple(sorted(refused, key=lambda one: one.label)),

@@ -39,7 +39,7 @@ def plan(request: PlanRequest, snapshot: Snapshot) -> Plan:
     chosen = ordered[0] if ordered else None
     return Plan(
         plan_id=facts.plan_id(setting, snapshot),
-        generation=snapshot.generation,
+        generation=snapshot.generation_for(request),
         source="daemon" if snapshot.source == "daemon" else "local",
         decision=_decision(setting, chosen, found),
         chosen=candidate(chosen) if chosen is not None else None,

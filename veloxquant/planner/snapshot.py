@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from veloxquant.benchmarks.benchmark_db import BenchmarkRecord
     from veloxquant.methods.method import Method, Variant
+    from veloxquant.planner.request import PlanRequest
     from veloxquant.profiles import Calibration, HardwareProfile, ModelProfile, WorkloadProfile
 
 
@@ -72,9 +73,15 @@ class Snapshot:
     quarantined: tuple[QuarantinedMethod, ...] = ()
     reserve_bytes: int = 512 * 2**20
     generation: int = 0
+    settled_generation: int = 0
+    """That of the last change but for memory in use moving, on which no answer about another machine depends."""
     source: str = "local"
     calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
     """What is known of models' sensitivity, by (model id, config hash)."""
+
+    def generation_for(self, request: PlanRequest) -> int:
+        """That of the last change which the answer to this request depends on."""
+        return self.settled_generation if request.elsewhere else self.generation
 
     def calibration(self, model_id: str, config_hash: str) -> Calibration | None:
         """That of this very model, None where it was not calibrated."""
