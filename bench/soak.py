@@ -67,8 +67,9 @@ class Background:
         await asyncio.to_thread(self._publish, number)
 
     def _publish(self, number: int) -> None:
-        # Lengths come back as people's do: what was read of a workload is remembered, for some thousand of them.
-        name, context = f"org/soak-{number % 20}", 1024 * (1 + number % RECORDS_KEPT)
+        # Lengths come back as people's do: what was read of a workload is remembered, for some thousand of them. They
+        # come back later than their record goes: else each would be deleted as it appears, and nothing would change.
+        name, context = f"org/soak-{number % 20}", 1024 * (1 + number % (3 * RECORDS_KEPT))
         self._published.append(self._database.add("fp16", name, context_length=context, throughput_tok_s=50.0).id)
         if len(self._published) > RECORDS_KEPT:
             self._database.remove(self._published.pop(0))

@@ -1,7 +1,11 @@
-"""What a soak's samples say: memory's slope, descriptors, tasks and the drift of p99, each with its uncertainty."""
+"""What a soak's samples say: memory's slope, descriptors, tasks and the drift of p99, each with its uncertainty.
+
+And that the world went on changing, without which none of them would say much.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -81,7 +85,7 @@ def claims(samples: Sequence[Sample], quiet: tuple[Sample, Sample]) -> list[Clai
     kept = warm(samples)
     if len(kept) < LEAST_SAMPLES:
         return [Claim("samples after the warm-up", len(kept), "", f">= {LEAST_SAMPLES}", met=False)]
-    return [memory(kept), descriptors(kept), *left_behind(*quiet), *drifts(kept), errors(samples)]
+    return [memory(kept), descriptors(kept), *left_behind(*quiet), *drifts(kept), changes(kept), errors(samples)]
 
 
 def memory(samples: Sequence[Sample]) -> Claim:
@@ -128,6 +132,12 @@ def drifts(samples: Sequence[Sample]) -> list[Claim]:
         Claim("drift of plan's p99", value * 100, "%", target, value <= DRIFT, low * 100, high * 100, note),
         Claim("drift of ping's p99", ping * 100, "%", target, ping <= DRIFT, ping_low * 100, ping_high * 100),
     ]
+
+
+def changes(samples: Sequence[Sample]) -> Claim:
+    """Windows between two samples in which no record that was published or deleted moved the generation."""
+    still = sum(before.generation == after.generation for before, after in itertools.pairwise(samples))
+    return Claim("windows without a change of the world", still, "windows", "0 windows", still == 0)
 
 
 def errors(samples: Sequence[Sample]) -> Claim:

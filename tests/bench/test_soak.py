@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import xml.etree.ElementTree as ET
@@ -37,7 +38,7 @@ BASE = Sample(
     load=1.0,
     trouble=0,
 )
-HOUR = [replace(BASE, at_s=10.0 * n) for n in range(361)]
+HOUR = [replace(BASE, at_s=10.0 * n, generation=1 + n) for n in range(361)]
 QUIET = (BASE, BASE)
 
 
@@ -50,6 +51,27 @@ def test_a_flat_run_passes() -> None:
     """Memory that rises while pools and caches fill, and then stays, is no leak."""
     filling = [replace(one, rss_mib=min(40.0 + one.at_s / 60, 52.0)) for one in HOUR]
     assert failed(filling) == []
+
+
+def test_a_world_that_stands_still_is_no_soak() -> None:
+    """Memory is then flat whatever a change would leave behind: one window in which nothing changed is enough."""
+    slept = [replace(one, generation=min(one.generation, 300 + (one.generation > 310))) for one in HOUR]
+    assert failed(slept) == ["windows without a change of the world"]
+    once = [replace(one, generation=one.generation - (one.generation > 300)) for one in HOUR]
+    assert [one.value for one in soak_verdict.claims(once, QUIET) if not one.met] == [1]
+
+
+def test_each_record_published_stays_for_a_while(monkeypatch: pytest.MonkeyPatch, short_folder: Path) -> None:
+    """Over several rounds of the lengths: each publication changes what there is, and so many are there in the end."""
+    monkeypatch.setenv("VELOXQUANT_RECORDS", str(short_folder / "benchmarks"))
+    background = soak.Background(None, None, 1.0)  # type: ignore[arg-type]
+    there: list[frozenset[str]] = []
+    for number in range(7 * soak.RECORDS_KEPT):
+        background._publish(number)
+        there.append(frozenset(background._published))
+        assert there[-1] == set(background._database.records)
+    assert all(before != after for before, after in itertools.pairwise(there))
+    assert len(there[-1]) == soak.RECORDS_KEPT
 
 
 def noise(count: int, size: float) -> list[float]:
@@ -116,7 +138,7 @@ def test_drift_of_p99_is_found_and_stands_beside_the_machines() -> None:
 
 def test_a_wrong_answer_fails_the_soak() -> None:
     """One is too many."""
-    assert failed([*HOUR, replace(HOUR[-1], trouble=1)]) == ["answers wrong or missing"]
+    assert failed([*HOUR[:-1], replace(HOUR[-1], trouble=1)]) == ["answers wrong or missing"]
 
 
 def test_too_short_a_run_says_nothing() -> None:
