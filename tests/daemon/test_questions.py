@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from veloxquant.daemon.answer_cache import Answers, Plans, look, pack
+from veloxquant.daemon.answer_cache import Answer, Answers, Plans, look, pack
 from veloxquant.daemon.questions import Questions, _Made
 from veloxquant.daemon.state import Era
 from veloxquant.errors import ModelNotFound, Overloaded
@@ -43,7 +43,7 @@ class Counting(Questions):
         if self._trouble is not None:
             raise self._trouble
         encoded = b'{"made":%d}' % number
-        return None, files, _Made(encoded, pack(encoded), f"plan-{number}", 3, elsewhere=False)
+        return None, _Made(encoded, Answer(pack(encoded), files, 3), f"plan-{number}")
 
 
 def crowd(

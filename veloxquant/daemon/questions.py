@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from veloxquant import local
-from veloxquant.daemon.answer_cache import Answer, Answers, Packed, Plans, Sight, look, pack
+from veloxquant.daemon.answer_cache import Answer, Answers, Plans, Sight, look, pack
 from veloxquant.daemon.threads import THREAD_PREFIX
 from veloxquant.daemon.traces import KEEP_S
 from veloxquant.errors import InvalidParams, Overloaded
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from veloxquant.daemon.traces import Traces
     from veloxquant.local import World
     from veloxquant.models.resolve import ModelSource
-    from veloxquant.profiles import ModelProfile
+    from veloxquant.planner.request import PlanRequest
     from veloxquant.wire.messages import ExplainParams, FitParams, PlanParams
 
 _THREADS = 4
@@ -49,10 +49,8 @@ class _Made(NamedTuple):
     """A result as it is sent, and as it is kept."""
 
     encoded: bytes
-    packed: Packed
+    answer: Answer
     plan_id: str | None
-    generation: int
-    elsewhere: bool
 
 
 class Questions:
@@ -80,9 +78,9 @@ class Questions:
                 return msgspec.Raw(told)
             world = self._state.world
             with self._open_question((world.snapshot.generation, method, raw)):
-                source, files, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
+                source, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
                 if made is not None:
-                    self._remember(method, raw, files, made)
+                    self._remember(method, raw, made)
                     return msgspec.Raw(made.encoded)
             await self._traces.profile(source, world)
         raise Overloaded("the methods changed each time the model was traced", hint="ask again")
@@ -128,15 +126,12 @@ class Questions:
             self._being_answered.pop(key, None)
             answered.set()
 
-    def _remember(self, method: str, raw: bytes, files: Sight, made: _Made) -> None:
-        answer = Answer(made.packed, files, made.generation, made.elsewhere, time.monotonic() + KEEP_S)
-        self.answers.put(self._state.era, method, raw, answer)
+    def _remember(self, method: str, raw: bytes, made: _Made) -> None:
+        self.answers.put(self._state.era, method, raw, made.answer)
         if made.plan_id is not None:
-            self._plans.put(made.plan_id, made.packed)
+            self._plans.put(made.plan_id, made.answer.result)
 
-    def _try(
-        self, method: str, params: PlanParams | FitParams, world: World
-    ) -> tuple[ModelSource, Sight, _Made | None]:
+    def _try(self, method: str, params: PlanParams | FitParams, world: World) -> tuple[ModelSource, _Made | None]:
         """In a thread: find the model; the result, None when the model has to be traced first."""
         source = local.model_source(params)
         files = look(params.model.path or source.path)
@@ -144,14 +139,16 @@ class Questions:
             # Read again after the look, so that no change can fall between the two and be missed for ever.
             source = local.model_source(params)
         profile = self._traces.known(source, world)
-        return source, files, None if profile is None else self._encode(method, params, profile, world)
+        if profile is None:
+            return source, None
+        return source, self._encode(method, local.request(params, profile, world), files, world)
 
-    def _encode(self, method: str, params: PlanParams | FitParams, profile: ModelProfile, world: World) -> _Made:
-        request = local.request(params, profile, world)
+    def _encode(self, method: str, request: PlanRequest, files: Sight, world: World) -> _Made:
         found = fit(request, world.snapshot) if method == "fit" else plan(request, world.snapshot)
         encoded = msgspec.json.encode(found)
-        plan_id = found.plan_id if isinstance(found, Plan) else None
-        return _Made(encoded, pack(encoded), plan_id, found.generation, request.elsewhere)
+        until = time.monotonic() + KEEP_S
+        answer = Answer(pack(encoded), files, found.generation, request.elsewhere, until)
+        return _Made(encoded, answer, found.plan_id if isinstance(found, Plan) else None)
 
 
 def _check_path(params: PlanParams | FitParams) -> None:
