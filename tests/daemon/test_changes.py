@@ -266,6 +266,26 @@ def test_r10_memory_here_moves_no_answer_about_another_machine(short_folder: Pat
     assert in_process(short_folder, scenario) == 0
 
 
+def test_a_reload_that_finds_the_same_plugins_keeps_what_is_remembered_of_them(short_folder: Path) -> None:
+    """Other settings make a new world of the same method objects; a disabled one is off all the same."""
+
+    def scenario(server: Server) -> None:
+        app, wire = server.app, Wire(server.app._socket)
+        before = app.state.world
+        app._read_config = lambda: load(env={}, flags={"planner.reserve_bytes": 1, "methods.disabled": ["kivi"]})
+        assert wire.call("reload")["changed"]
+        after = app.state.world
+        assert after.snapshot.reserve_bytes == 1
+        assert after.loaded is before.loaded
+        assert {method.name for method in before.ready} - {method.name for method in after.ready} == {"kivi"}
+        asyncio.run_coroutine_threadsafe(app._load_plugins(), app._loop).result(30)
+        assert app.state.world is after
+        wire.call("shutdown")
+        wire.close()
+
+    assert in_process(short_folder, scenario) == 0
+
+
 def on_loop(app: Application, act: Callable[..., Any], *given: Any) -> None:
     """Do it in the daemon's own thread."""
 

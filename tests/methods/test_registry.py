@@ -336,6 +336,24 @@ def test_a_method_that_fails_later_is_listed(install: Any) -> None:
     assert [(q.name, q.distribution) for q in loaded.tripped()] == [("one", "first")]
 
 
+def test_methods_stay_the_same_objects_until_a_load_finds_another_thing(install: Any) -> None:
+    """What is remembered of a method goes with it; one that has failed is made anew, for a new chance."""
+    late = "Mine.key_bits = lambda self, variant, part: 8.0 if part.key_width != 72 else 1 / 0\n"
+    site = install("first", "one", "one-a", end=late)
+    before = registry.load()
+    assert registry.load_again(before) is before
+    method = before.method("one")
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        method.key_bits(method.variants()[0], sample_part(72, 2))
+    mended = registry.load_again(before)
+    assert (mended.tripped(), len(before.tripped())) == ((), 1)
+    assert registry.load_again(mended) is mended
+    upgrade(site, "1.1", "Mine.key_bits = lambda self, variant, part: 4.0")
+    newer = registry.load_again(mended)
+    assert newer.sources["one"].version == "1.1"
+    assert registry.load_again(newer) is newer
+
+
 def upgrade(site: Path, version: str, *lines: str) -> None:
     """Lay out what pip leaves after an upgrade of the distribution `first`, with lines added to its module."""
     source = "\n".join([(site / "vqreg_first.py").read_text(), *lines, "# another version\n"])

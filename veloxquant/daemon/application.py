@@ -204,13 +204,19 @@ class Application:
         config = self._read_config()
         feed = self.feed if self.feed.serves(config) else RecordFeed(config)
         feed.read()
-        world = local.open_world(config, source="daemon", records=feed.records, calibrations=feed.calibrations)
+        world = local.open_world(
+            config,
+            source="daemon",
+            records=feed.records,
+            calibrations=feed.calibrations,
+            loaded=registry.load_again(self.state.world.loaded),
+        )
         return world, feed
 
     async def _load_plugins(self) -> None:
         """Answer with the plugins that are on disk now; everything else stays."""
         async with self._reloading:
-            loaded = await in_daemon_thread(registry.load)
+            loaded = await in_daemon_thread(registry.load_again, self.state.world.loaded)
             world = self.state.world
             known = world.snapshot
             self.state.use_world(

@@ -122,9 +122,8 @@ def _differing(before: World, after: World) -> tuple[str, ...]:
 
 
 def _methods(world: World) -> tuple[Any, ...]:
-    """A method that has failed in use is another one after a reload, which gives it a new chance."""
-    loaded = world.loaded
-    return loaded.fingerprint, world.snapshot.quarantined, loaded.warnings, loaded.tripped(), loaded.foreign
+    """What is disabled counts, too."""
+    return world.loaded.facts(), world.snapshot.quarantined
 
 
 def moved(before: HardwareProfile, after: HardwareProfile) -> bool:

@@ -104,6 +104,10 @@ class Loaded:
             if isinstance(method, Guarded) and method.tripped is not None
         )
 
+    def facts(self) -> tuple[Any, ...]:
+        """What tells two loads apart. A method that has failed in use is another one in the next: a new chance."""
+        return self.fingerprint, self.quarantined, self.warnings, self.tripped(), self.foreign
+
 
 @dataclass(frozen=True)
 class _Candidate:
@@ -168,6 +172,15 @@ def load(
     stale = [runs.warning for runs in running if runs.warning is not None]
     loaded = _loaded(ready, [*fenced, *clashing], [*stale, *warnings])
     return replace(loaded, foreign={plugin: seen.stamp for plugin, seen in files.items()})
+
+
+def load_again(before: Loaded) -> Loaded:
+    """What `load` finds now; `before` itself where that is nothing else.
+
+    What was worked out about methods is remembered by object: with new ones the first plans start from nothing.
+    """
+    now = load()
+    return before if now.facts() == before.facts() else now
 
 
 def _narrowed(found: Iterable[Plugin], only: Sequence[str] | None) -> tuple[list[Plugin], list[Quarantined]]:
