@@ -145,6 +145,7 @@ async def quiet(watch: Watch, load: Load) -> Sample:
     lines = [await Line.open(load.path) for _ in range(_QUIET_PLANS)]
     questions = ({"model": load.model, "workload": {"context_length": 100 + n}} for n in range(_QUIET_PLANS))
     await asyncio.gather(*(line.call("plan", one) for line, one in zip(lines, questions, strict=True)))
+    await lines[0].call("fit", {"model": load.model})
     for line in lines:
         await line.close()
     await asyncio.sleep(SETTLE_S)

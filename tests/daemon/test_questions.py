@@ -138,3 +138,29 @@ def test_too_many_different_questions_are_refused_at_once(monkeypatch: pytest.Mo
         asked.close()
 
     asyncio.run(run())
+
+
+class Tables(Counting):
+    """Plans are answered at once; tables wait for the gate."""
+
+    def _try(self, *asked: Any) -> Any:
+        if asked[0] == "fit":
+            return super()._try(*asked)
+        return None, _Made(b"{}", Answer(pack(b"{}"), (), 3), "plan")
+
+
+def test_a_plan_waits_for_no_table_however_many_there_are() -> None:
+    """Sixteen tables that take long are asked for, each another one; a plan asked for then is answered before."""
+
+    async def run() -> int:
+        asked = Tables()
+        tables = [asyncio.create_task(asked.answer("fit", PARAMS, b"%d" % number)) for number in range(16)]
+        await asyncio.to_thread(asked.begun.wait, 30)
+        await asked.answer("plan", PARAMS, b"{}")
+        answered = sum(table.done() for table in tables)
+        asked.gate.set()
+        assert len(await asyncio.gather(*tables)) == asked.made == 16
+        asked.close()
+        return answered
+
+    assert asyncio.run(run()) == 0

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from veloxquant.planner.request import PlanRequest
     from veloxquant.wire.messages import ExplainParams, FitParams, PlanParams
 
-_THREADS = 4
+_THREADS = {"plan": 4, "fit": 1}
+"""A table of what fits can take fifty times as long as a plan: plans wait for no thread that makes one, and share the
+interpreter with one table at a time."""
 _WAITING = 1024
 """Questions in threads or waiting for one, beyond which more are refused."""
 _ATTEMPTS = 3
@@ -61,7 +63,9 @@ class Questions:
         self._plans = Plans()
         self._state = state
         self._traces = traces
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
+        self._threads = {
+            method: ThreadPoolExecutor(count, thread_name_prefix=THREAD_PREFIX) for method, count in _THREADS.items()
+        }
         self._open = 0
         self._being_answered: dict[_Key, asyncio.Event] = {}
 
@@ -78,7 +82,7 @@ class Questions:
                 return msgspec.Raw(told)
             world = self._state.world
             with self._open_question((world.snapshot.generation, method, raw)):
-                source, made = await loop.run_in_executor(self._threads, self._try, method, params, world)
+                source, made = await loop.run_in_executor(self._threads[method], self._try, method, params, world)
                 if made is not None:
                     self._remember(method, raw, made)
                     return msgspec.Raw(made.encoded)
@@ -98,7 +102,8 @@ class Questions:
 
     def close(self) -> None:
         """Start nothing more; do not wait."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self._threads.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _from_another(self, method: str, raw: bytes) -> bytes | None:
         """What the same question of another client gave, which is being answered; None when there is none, or nothing.
